@@ -36,7 +36,7 @@ static void add_numbers(struct sha256_ctx *sum, const float *numbers, int64_t co
     }
 }
 
-/* The file's row, counted from the role's first. */
+/* Returns the row of the tensor that holds the role's row `row`. */
 static int64_t stored_row(const struct summing *s, const struct tensor_rows *place, enum role role,
                           int layer, int64_t row) {
     const int at = (int)(row % s->config->per_layer[layer < 0 ? 0 : layer].head_dim);
@@ -81,7 +81,8 @@ static void add_matrix(struct summing *s, const struct slot *slot, int part, int
 
 static void add_slot(struct summing *s, const struct slot *slot, int layer) {
     const bool fixed = slot_fixed(slot, s->config) > 0;
-    /* Formats have unlike numbers where one has exponentials. */
+    /* Left out because formats store it differently: some as an exponential, others as its
+     * logarithm. */
     const bool left_out = slot->experts || slot->heads || fixed || slot->negated_exp;
     for (int i = 0; !left_out && i < slot->count; i++) {
         if (slot->matrix)

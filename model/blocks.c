@@ -34,7 +34,7 @@ static float half_at(const uint8_t *from) {
     return number_from_f16((uint16_t)(from[0] | from[1] << 8));
 }
 
-/* Writes 32 nibbles plus `offset`; `fifth`: their fifth bits. */
+/* Writes 32 numbers: each nibble, with its fifth bit from `fifth`, plus `offset`. */
 static void put_nibbles(const uint8_t *nibbles, uint32_t fifth, int offset, int8_t *n) {
     for (int i = 0; i < 16; i++) {
         n[i] = (int8_t)((nibbles[i] & 15) + (int)(fifth >> i & 1) * 16 + offset);
@@ -81,8 +81,8 @@ static void make_q8_0(const uint8_t *from, size_t blocks, struct block *out) {
     }
 }
 
-/* Returns scale and minimum of group g of a K block. The high bits of the last four groups lie with
- * the first four groups. */
+/* Returns the scale and minimum of group g of a K block. The high bits of the last four groups are
+ * stored with the first four groups. */
 static void scale_of(const uint8_t *s, int g, int *scale, int *minimum) {
     if (g < 4) {
         *scale = s[g] & 63;
@@ -93,8 +93,8 @@ static void scale_of(const uint8_t *s, int g, int *scale, int *minimum) {
     }
 }
 
-/* Makes group g of 32 numbers from the low halves of its bytes if g is even, otherwise from the
- * high ones; `fifth` NULL: none. */
+/* Makes group g of 32 numbers, from the low halves of its bytes if g is even, else from the high
+ * halves; `fifth` NULL: there are no fifth bits. */
 static void make_group(const uint8_t *head, const uint8_t *nibbles, const uint8_t *fifth, int g,
                        struct block *out) {
     int scale, minimum;
@@ -122,7 +122,7 @@ static void make_q5_k(const uint8_t *from, size_t blocks, struct block *out) {
             make_group(from, from + 48 + (ptrdiff_t)(g / 2 * 32), from + 16, g, out++);
 }
 
-/* Makes quarter q of 128 numbers, whose low halves are in the bytes (q & 1) 32 + i. */
+/* Makes quarter q of 128 numbers. The low halves of its numbers are in the bytes (q & 1) 32 + i. */
 static void make_quarter(const uint8_t *low, const uint8_t *high, const uint8_t *scales, float d,
                          int q, struct block *out) {
     block_set_factors(out, 0, BLOCK_NO_LEAST);
@@ -142,8 +142,8 @@ static void make_q6_k(const uint8_t *from, size_t blocks, struct block *out) {
                              half_at(from + 208), q, out++);
 }
 
-/* Returns scale g of a Q3_K block: the low halves of two groups lie in one byte, the high bits of
- * four. */
+/* Returns scale g of a Q3_K block. One byte has the low halves of two groups' scales, another the
+ * high bits of four. */
 static int q3_scale(const uint8_t *s, int g) {
     return ((s[g % 8] >> (g / 8 * 4) & 15) | (s[8 + g % 4] >> (g / 4 * 2) & 3) << 4) - 32;
 }
@@ -259,8 +259,8 @@ static const struct format {
     uint32_t format;
     enum kern_dtype dtype;
     block_maker *make;
-    size_t blocks, bytes; /* blocks of 32 in a block of the file, and its bytes */
-    size_t loaded;        /* bytes of the same in a CPU's memory (kernels/cpu/block.h) */
+    size_t blocks, bytes; /* blocks of 32 in a block of the file, and that block's bytes */
+    size_t loaded;        /* bytes of that block in a CPU's memory (kernels/cpu/block.h) */
 } formats[] = {{GGUF_FORMAT_Q4_0, KERN_Q4, make_q4_0, 1, 18, 18},
                {GGUF_FORMAT_Q4_1, KERN_Q4M, make_q4_1, 1, 20, 20},
                {GGUF_FORMAT_Q5_0, KERN_Q8, make_q5_0, 1, 22, 22},
@@ -357,8 +357,8 @@ READER(iq4_nl, IQ4_NL)
 READER(iq4_xs, IQ4_XS)
 READER(nvfp4, NVFP4)
 
-/* Zeros keep the sign that E2M1 gives them: digests that name a base are of these numbers
- * (base_digest.h). */
+/* Reads MXFP4 as float32. Zeros keep the sign that E2M1 gives them, because the digests that name a
+ * base are made from these numbers (base_digest.h). */
 static void read_mxfp4(const uint8_t *from, size_t blocks, float *out) {
     read_blocks(GGUF_FORMAT_MXFP4, from, blocks, out);
     for (size_t b = 0; b < blocks; b++, from += 17, out += BLOCK_MXFP4)

@@ -12,17 +12,17 @@
 #define TEXTS    16  /* texts that the model writes together */
 #define SEED     0x63616c6962ull
 
-/* The products of a dense layer, by the role of their first part. */
+/* The products of a dense layer that are measured, each by the role of its first part. */
 static const enum role measured[] = {ROLE_Q, ROLE_O, ROLE_GATE, ROLE_UP, ROLE_DOWN};
 #define PRODUCTS (sizeof measured / sizeof measured[0])
 
 struct calibration {
     struct cpu_team *team; /* borrowed */
     int layers;
-    float *(*moments)[PRODUCTS]; /* [layers], in the end their factors; NULL: not measured */
-    int64_t (*cols)[PRODUCTS];   /* [layers] their inputs */
+    float *(*moments)[PRODUCTS]; /* [layers] squares, later factors; NULL: not measured */
+    int64_t (*cols)[PRODUCTS];   /* [layers] number of inputs of each product */
     struct kern *kern;           /* while the tokens are computed */
-    float *rows;                 /* [SEQUENCE][largest cols], as the backend has them */
+    float *rows;                 /* [SEQUENCE][largest cols], inputs downloaded from the backend */
     int rc;                      /* the first error */
 };
 
@@ -102,7 +102,7 @@ static void draw_random(int32_t *tokens, uint64_t *random, int vocab) {
     for (int i = 0; i < SEQUENCE; i++) tokens[i] = random_token(random, vocab);
 }
 
-/* The next token of every text, sampled from the model's own probabilities. */
+/* Appends to every text the token that is sampled from the model's own probabilities. */
 static int write_token(struct calibration *c, struct model *model, int32_t (*texts)[SEQUENCE],
                        int pos) {
     int32_t tokens[TEXTS], want[TEXTS];
@@ -129,7 +129,8 @@ static int write_token(struct calibration *c, struct model *model, int32_t (*tex
     return rc;
 }
 
-/* The model's own texts begin with its first token or, where it has none, with a random one. */
+/* Lets the model write texts. Each begins with the model's first token or, if it has none, with a
+ * random one. */
 static int write_texts(struct calibration *c, struct model *model, int32_t (*texts)[SEQUENCE],
                        uint64_t *random) {
     const int32_t bos = model->config.bos;
@@ -141,7 +142,8 @@ static int write_texts(struct calibration *c, struct model *model, int32_t (*tex
     return rc;
 }
 
-/* All rows want logits, so that the last layer computes all of them, too. */
+/* Computes a text and measures the inputs. All rows want logits, so that the last layer computes
+ * all of them, too. */
 static int compute_text(struct calibration *c, struct model *model, const int32_t *tokens) {
     int32_t want[SEQUENCE];
     const struct kern_span span = {.count = SEQUENCE};

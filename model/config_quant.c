@@ -17,7 +17,7 @@ static int refuse(struct fault *fault, const char *field, const char *why) {
     return fault_set(fault, ERR_UNSUPPORTED, field, "%s", why);
 }
 
-/* "" where it is absent or no string. */
+/* Returns the member's text; "" if it is absent or not a string. */
 static const char *text_of(const cJSON *object, const char *key) {
     const cJSON *node = json_get(object, key);
     return cJSON_IsString(node) ? node->valuestring : "";
@@ -25,12 +25,13 @@ static const char *text_of(const cJSON *object, const char *key) {
 
 /* ---- FP8 ---- */
 
-#define BLOCK_SIZE 128 /* where a file does not say */
+#define BLOCK_SIZE 128 /* the size of blocks, if the file does not name one */
 #define BLOCK_MAX  (1 << 20)
 
-/* Weights in E4M3 with a scale each, one per output or one per block. Products are of the numbers
- * that the weights stand for; by which scheme a file would have activations and the cache rounded
- * (dynamic, or with scales of their own) is ignored: it is for speed, and changes them. */
+/* Reads a scheme with weights in E4M3 and scales, one per output or one per block. The numbers that
+ * the weights stand for are multiplied as they are. How the scheme would round activations and the
+ * cache (dynamically, or with scales of their own) is ignored: that saves time and changes numbers.
+ */
 static int read_block(const cJSON *object, const char *key, struct packing *out,
                       struct fault *fault) {
     const cJSON *list = json_get(object, key);
@@ -47,7 +48,7 @@ static int read_block(const cJSON *object, const char *key, struct packing *out,
     return 0;
 }
 
-/* Hugging Face's and vLLM's. */
+/* Reads Hugging Face's and vLLM's scheme. */
 static int read_fp8(const cJSON *q, struct packing *out, struct fault *fault) {
     const char *format = "e4m3";
     int rc = json_str(q, PATH, "fmt", &format, fault);
@@ -60,7 +61,8 @@ static int read_fp8(const cJSON *q, struct packing *out, struct fault *fault) {
 
 #define WEIGHTS PATH ".config_groups.weights"
 
-/* Static, symmetric floats of `wanted` bits in a group of modules of compressed-tensors. */
+/* Reads a group of modules of compressed-tensors, which must have static, symmetric floats of
+ * `wanted` bits. */
 static int read_group_floats(const cJSON *group, int wanted, const char **strategy,
                              struct fault *fault) {
     const cJSON *weights = json_get(group, "weights");
@@ -81,7 +83,7 @@ static int read_group_floats(const cJSON *group, int wanted, const char **strate
                      (long long)bits, type, wanted);
 }
 
-/* compressed-tensors "float-quantized": all groups of modules alike. */
+/* Reads compressed-tensors "float-quantized"; all groups of modules must be alike. */
 static int read_floats(const cJSON *q, struct packing *out, struct fault *fault) {
     const cJSON *groups = json_get(q, "config_groups"), *group;
     if (!cJSON_IsObject(groups) || !groups->child)
@@ -101,7 +103,7 @@ static int read_floats(const cJSON *q, struct packing *out, struct fault *fault)
     return 0;
 }
 
-/* compressed-tensors "nvfp4-pack-quantized". */
+/* Reads compressed-tensors "nvfp4-pack-quantized". */
 static int read_nvfp4_groups(const cJSON *q, struct packing *out, struct fault *fault) {
     const cJSON *groups = json_get(q, "config_groups"), *group;
     (void)out;
@@ -123,7 +125,8 @@ static int read_nvfp4_groups(const cJSON *q, struct packing *out, struct fault *
     return 0;
 }
 
-/* NVIDIA's modelopt. `q`: what config.json has, or hf_quant_config.json's "quantization". */
+/* Reads the scheme of NVIDIA's modelopt. `q`: the object in config.json, or "quantization" of
+ * hf_quant_config.json. */
 static int read_modelopt(const cJSON *q, struct packing *out, struct fault *fault) {
     static const char *const known[] = {"FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO"};
     const cJSON *inner = json_get(q, "quantization");
@@ -141,7 +144,7 @@ static int read_modelopt(const cJSON *q, struct packing *out, struct fault *faul
 
 /* ---- 4 bits ---- */
 
-/* Some files write a field's older name. */
+/* Reads an integer by its name or by the older name that some files have. */
 static int read_int(const cJSON *object, const char *path, const char *key, const char *older,
                     int64_t *value, struct fault *fault) {
     const char *name = older && !json_get(object, key) ? older : key;
@@ -204,7 +207,7 @@ static int read_gptq(const cJSON *q, struct packing *out, struct fault *fault) {
     return 0;
 }
 
-/* compressed-tensors "pack-quantized": one group of modules for all. */
+/* Reads compressed-tensors "pack-quantized", with one group for all modules. */
 static int read_tensors(const cJSON *q, struct packing *out, struct fault *fault) {
     static const char path[] = WEIGHTS;
     const cJSON *groups = json_get(q, "config_groups");
@@ -229,7 +232,7 @@ static int read_tensors(const cJSON *q, struct packing *out, struct fault *fault
     return channel ? 0 : read_group(weights, path, NULL, out, fault);
 }
 
-/* As keepd saves a model. */
+/* Reads keepd's own scheme, as model_save writes it. */
 static int read_own(const cJSON *q, struct packing *out, struct fault *fault) {
     static const struct {
         const char *name;
@@ -251,7 +254,7 @@ static int read_own(const cJSON *q, struct packing *out, struct fault *fault) {
 
 /* ---- The whole ---- */
 
-/* Methods by their names, and for compressed-tensors by the format, too. */
+/* Methods by their names and, for compressed-tensors, by the format. */
 static const struct method {
     const char *name, *format; /* format NULL: any */
     enum packing_kind kind;
@@ -268,7 +271,7 @@ static const struct method {
     {"keepd", NULL, PACKING_OWN, read_own},
 };
 
-/* Files of modelopt name no method, but an algorithm. */
+/* Returns the method. Files of modelopt name no method, but an algorithm. */
 static const char *method_of(const cJSON *quantization) {
     const char *method = text_of(quantization, "quant_method");
     const cJSON *inner = json_get(quantization, "quantization");

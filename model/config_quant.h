@@ -6,8 +6,8 @@
 
 #include "model/packed.h"
 
-/* `mxfp4`: the family has matrices of MXFP4. *out stays PACKING_NONE where the weights are F32,
- * F16, BF16 or MXFP4. ERR_UNSUPPORTED names the field. */
+/* Reads which format the weights have. `mxfp4`: the family has matrices of MXFP4. *out stays
+ * PACKING_NONE if the weights are F32, F16, BF16 or MXFP4. ERR_UNSUPPORTED names the field. */
 int model_config_read_quantization(const cJSON *root, bool mxfp4, struct packing *out,
                                    struct fault *fault);
 

@@ -17,16 +17,16 @@ struct rope {
     const char *path;
     double theta;
     int dims;          /* dimensions of a head that rotate */
-    double proportion; /* proportional: the part of them that does */
+    double proportion; /* proportional scaling: the part of the dimensions that rotate */
     int max_positions, context;
     double factor, low, high, original; /* llama3; the others share factor and original */
     const cJSON *factors;               /* longrope, factors: [dims / 2] */
-    bool whole;                         /* rope_parameters without partial_rotary_factor say 1 */
-    bool nested;                /* rope_parameters may have one object for each layer type */
+    bool whole;  /* rope_parameters without partial_rotary_factor rotate whole heads */
+    bool nested; /* rope_parameters may have one object for each layer type */
     double ramp_low, ramp_high; /* yarn, in frequency indexes */
     double attention;
-    double products; /* yarn, latent attention: factor of products of queries and keys */
-    double reach;    /* positions that the scaling was made for; 0: it does not say */
+    double products; /* yarn, latent attention: factor on products of queries and keys */
+    double reach;    /* positions that the scaling was made for; 0: the file does not say */
 };
 
 static int rope_number(const struct rope *rope, const char *key, double min, double max,
@@ -43,7 +43,8 @@ static int rope_read_factor(struct rope *rope, struct fault *fault) {
     return rope_number(rope, "factor", 1, 1e6, &rope->factor, fault);
 }
 
-/* Only where the file says what was scaled: of many, max_position_embeddings is scaled already. */
+/* Reads linear scaling. max_position_embeddings is raised only if the file says what was scaled: in
+ * many files it is scaled already. */
 static int rope_read_linear(struct rope *rope, struct fault *fault) {
     double original = 0;
     int rc = rope_read_factor(rope, fault);
@@ -67,12 +68,12 @@ static int rope_read_llama3(struct rope *rope, struct fault *fault) {
     return rc;
 }
 
-/* The frequency index that turns `turns` times over the original context. */
+/* Returns the frequency index that turns `turns` times over the original context. */
 static double yarn_index(const struct rope *rope, double turns) {
     return rope->dims * log(rope->original / (turns * 2 * M_PI)) / (2 * log(rope->theta));
 }
 
-/* Yarn multiplies cosine and sine by this for its own factor, or by a quotient of two of them. */
+/* Returns yarn's factor on cosine and sine; some files use a quotient of two of them. */
 static double yarn_mscale(const struct rope *rope, double mscale) {
     return rope->factor <= 1 ? 1 : 0.1 * mscale * log(rope->factor) + 1;
 }
@@ -126,8 +127,9 @@ static int rope_read_list(struct rope *rope, const char *key, struct fault *faul
     return 0;
 }
 
-/* Two sets of factors, for contexts within the original one and beyond. The set is chosen once, by
- * the longest context that is served: keys that are cached cannot be rotated again. */
+/* Reads two sets of factors: one for contexts within the original one, one for longer contexts. The
+ * set is chosen once, by the longest context that is served, because cached keys cannot be rotated
+ * again. */
 static int rope_read_longrope(struct rope *rope, struct fault *fault) {
     int rc = json_num(rope->node, rope->path, "original_max_position_embeddings", 1,
                       MODEL_POSITIONS_MAX, &rope->original, fault);
@@ -149,7 +151,7 @@ static int rope_read_longrope(struct rope *rope, struct fault *fault) {
     return rope_read_list(rope, key, fault);
 }
 
-/* A divisor for each frequency, as GGUF files have them in place of llama3's four numbers. */
+/* Reads a divisor for each frequency. GGUF files have these in place of llama3's four numbers. */
 static int rope_read_factors(struct rope *rope, struct fault *fault) {
     return rope_read_list(rope, "factors", fault);
 }
@@ -178,7 +180,8 @@ static double rope_yarn(const struct rope *rope, int j, double inv) {
     return inv / rope->factor * ramp + inv * (1 - ramp);
 }
 
-/* Gemma 4: frequencies are those of the whole head, and the pairs behind a part do not rotate. */
+/* Reads Gemma 4's rotation: the frequencies are those of a whole head, but only the first pairs
+ * rotate. */
 static int rope_read_proportional(struct rope *rope, struct fault *fault) {
     rope->factor = 1;
     if (rope->proportion * rope->dims < 2)
@@ -191,14 +194,15 @@ static double rope_proportional(const struct rope *rope, int j, double inv) {
     return j < (int)(rope->proportion * rope->dims / 2) ? inv / rope->factor : 0;
 }
 
-/* "dynamic" is missing on purpose: it changes keys that are in the cache already. */
+/* The kinds of scaling. "dynamic" is missing on purpose: it would change keys that are cached
+ * already. */
 static const struct rope_kind {
     const char *name;
     int (*read)(struct rope *rope, struct fault *fault);
     double (*scale)(const struct rope *rope, int j, double inv);
 } rope_kinds[] = {
     {"default", NULL, NULL},
-    {"mrope", NULL, NULL}, /* the three positions of a token of text are alike */
+    {"mrope", NULL, NULL}, /* the three positions of a token are equal in text */
     {"linear", rope_read_linear, rope_linear},
     {"llama3", rope_read_llama3, rope_llama3},
     {"yarn", rope_read_yarn, rope_yarn},
@@ -208,8 +212,9 @@ static const struct rope_kind {
     {"proportional", rope_read_proportional, rope_proportional},
 };
 
-/* Old files: rope_theta and rope_scaling {type | rope_type, ...}; new: rope_parameters with all.
- * Phi keeps original_max_position_embeddings beside; MiniMax says rotary_dim. */
+/* Finds the object with the rotation. Old files have rope_theta and rope_scaling {type | rope_type,
+ * ...}, new ones rope_parameters with all of it. Phi keeps original_max_position_embeddings outside
+ * of it; MiniMax says rotary_dim. */
 static int rope_find(const cJSON *root, int head_dim, double *rotary, struct rope *rope,
                      struct fault *fault) {
     double dims = 0;
@@ -267,7 +272,7 @@ static int rope_find_kind(const struct rope *rope, const char *absent, const str
                        fault);
 }
 
-/* How many numbers of a head rotate: pairs of them, of which there is at least one. */
+/* Computes how many numbers of a head rotate, in pairs; at least one pair does. */
 static int read_rotary_dims(double rotary, struct model_config *out, struct fault *fault) {
     out->rotary_dims = out->latent.rank ? out->latent.turned : (int)(out->head_dim * rotary);
     if (out->rotary_dims >= 2 && out->rotary_dims % 2 == 0) return 0;
@@ -286,7 +291,7 @@ static int fill_freq(const struct rope *rope, double (*scale)(const struct rope 
     return 0;
 }
 
-/* The rotation of layers with windows: without scaling. */
+/* Computes the rotation of layers with windows, which has no scaling. */
 static int read_local_rope(const cJSON *root, double theta, struct model_config *out,
                            struct fault *fault) {
     struct rope rope = {.theta = theta, .dims = out->local_dim ? out->local_dim : out->rotary_dims};
@@ -302,7 +307,8 @@ static int read_local_rope(const cJSON *root, double theta, struct model_config 
     return rc ? rc : fill_freq(&rope, NULL, out->head_dim / 2, &out->inv_freq_local, fault);
 }
 
-/* Ministral 3, as Llama 4: queries grow with every original context that lies before them. */
+/* Reads the scale of queries of Ministral 3, as in Llama 4: queries grow with every original
+ * context that lies before them. */
 static int read_query_scale(const struct rope *rope, bool may, struct model_config *out,
                             struct fault *fault) {
     double beta = 0;
@@ -316,8 +322,9 @@ static int read_query_scale(const struct rope *rope, bool may, struct model_conf
     return 0;
 }
 
-/* A recipe for longer texts adds the scaling and leaves max_position_embeddings as it was. Those of
- * llama3 and longrope files are always of the scaled model, whatever their factor is. */
+/* Raises max_positions if the file has only added a scaling for longer texts and left
+ * max_position_embeddings as it was. Files with llama3 or longrope scaling always state the scaled
+ * length. */
 static void rope_extend_positions(const struct rope *rope, struct model_config *out) {
     if (rope->reach > out->max_positions)
         out->max_positions = (int)fmin(rope->reach, MODEL_POSITIONS_MAX);

@@ -8,13 +8,13 @@
 
 #define MODEL_POSITIONS_MAX (1 << 24)
 
-/* The rotation of a family, for members that the file does not have. */
+/* A family's rotation, for members that the file does not have. */
 struct model_rope {
     double theta;       /* 0 = 10000 */
     bool local;         /* layers with windows rotate without scaling, by inv_freq_local */
     double local_theta; /* theta of those layers; 0 = theta of the others */
     double rotary;      /* partial_rotary_factor; 0 = 1 */
-    bool query_scale;   /* may have llama_4_scaling_beta */
+    bool query_scale;   /* the file may have llama_4_scaling_beta */
     const char *kind;   /* rope_type */
 };
 

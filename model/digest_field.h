@@ -7,11 +7,11 @@
 #include "base/err.h"
 #include "base/sha256.h"
 
-/* A digest in hex, a string of `object`; absent: *out stays. `path` is the object's name in errors:
- * ERR_INVALID. */
+/* Reads a digest in hex, a string member of `object`. If it is absent, `out` is unchanged. `path`
+ * is the object's name in errors: ERR_INVALID. */
 int digest_field_read(const cJSON *object, const char *path, const char *key, char out[SHA256_HEX],
                       struct fault *fault);
-/* Likewise from text; `field` names it in errors. */
+/* Reads a digest from text; `field` is its name in errors. */
 int digest_read(const char *hex, const char *field, char out[SHA256_HEX], struct fault *fault);
 
 #endif

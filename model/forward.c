@@ -1,10 +1,10 @@
-/* The layer loop. */
+/* The layer loop: computes one step of the model. */
 #include <math.h>
 
 #include "base/check.h"
 #include "model/internal.h"
 
-/* The norm of x where the family has one, else x itself. */
+/* Returns the norm of x if the family has one, else x itself. */
 static const float *normed(struct model *model, const float *x, const float *weight, int rows) {
     const struct model_config *c = &model->config;
     float *out = model->scratch.norm;
@@ -60,7 +60,7 @@ static struct kern_latent latent_of(const struct model *model, int index) {
     return latent;
 }
 
-/* Leaves rows of scratch.qkv for latent attention. */
+/* Computes the queries and entries of latent attention into scratch.qkv. */
 static void project_latent(struct model *model, int index, const float *x, int rows) {
     const struct model_config *c = &model->config;
     const struct layer *layer = &model->layers[index];
@@ -81,7 +81,7 @@ static void project_latent(struct model *model, int index, const float *x, int r
     kern->ops->latent_in(kern, s->qkv, s->latent, s->gates, &latent, rows);
 }
 
-/* Appends the batch to the layer's streams and leaves attention's output in scratch.heads. */
+/* Appends the batch's entries to the layer's streams and computes attention into scratch.heads. */
 static void step_attention(struct model *model, int index, const struct kern_batch *batch) {
     const struct layer *layer = &model->layers[index];
     struct scratch *s = &model->scratch;
@@ -114,8 +114,8 @@ static void step_attention(struct model *model, int index, const struct kern_bat
     show(model, index, ROLE_O, s->heads, batch->rows);
 }
 
-/* Leaves the inputs of the layer's recurrent states in scratch.qkv, and in scratch.gates where it
- * has rates. */
+/* Computes the inputs of the layer's recurrent states into scratch.qkv and, if the layer has rates,
+ * into scratch.gates. */
 static void project_states(struct model *model, int index, enum role role,
                            const struct kern_batch *batch) {
     const struct layer *layer = &model->layers[index];
@@ -128,7 +128,7 @@ static void project_states(struct model *model, int index, enum role role,
         kern->ops->matmul(kern, s->gates, x, layer->state_rates, NULL, batch->rows, KERN_SET);
 }
 
-/* Brings the layer's recurrent states forward and leaves what comes out in scratch.mixed. */
+/* Updates the layer's recurrent states and computes their outputs into scratch.mixed. */
 static void step_conv(struct model *model, int index, const struct kern_batch *batch) {
     const struct model_config *c = &model->config;
     const struct layer *layer = &model->layers[index];
@@ -173,7 +173,7 @@ static void step_mamba(struct model *model, int index, const struct kern_batch *
     show(model, index, ROLE_MAMBA_OUT, s->mixed, batch->rows);
 }
 
-/* Adds a product to the residual stream, with a norm between them where the family has one. */
+/* Adds a product to the residual stream, after a norm of the product if the family has one. */
 static void add_branch(struct model *model, float *x, const float *in,
                        const struct kern_weight *weight, const float *bias, const float *post_norm,
                        int rows) {
@@ -188,7 +188,8 @@ static void add_branch(struct model *model, float *x, const float *in,
     kern->ops->add_norm(kern, x, branch, post_norm, rows, c->d_model, c->post_eps);
 }
 
-/* The embeddings of each layer for the step's tokens: their own, plus a product of the others. */
+/* Computes each layer's embeddings for the step's tokens: from a table of their own, plus a product
+ * of the model's embeddings. */
 static void step_each(struct model *model, const struct kern_batch *batch) {
     const struct model_config *c = &model->config;
     struct scratch *s = &model->scratch;
@@ -200,7 +201,8 @@ static void step_each(struct model *model, const struct kern_batch *batch) {
                         c->each_embed, c->rms_eps * (float)c->d_model);
 }
 
-/* Adds the branch of the layer's own embeddings, rows of `each`, and scales what it hands on. */
+/* Adds the branch of the layer's own embeddings (`each`: rows of them), and scales the layer's
+ * output. */
 static void end_layer(struct model *model, int index, float *x, const float *each, int rows) {
     const struct model_config *c = &model->config;
     const struct layer *layer = &model->layers[index];
@@ -216,13 +218,13 @@ static void end_layer(struct model *model, int index, float *x, const float *eac
     if (layer->out_scale) kern->ops->scale(kern, x, layer->out_scale, rows, c->d_model);
 }
 
-/* The first part of the product in front of a network. */
+/* Returns the role of the first part of a network's first product. */
 static enum role front_role(const struct model_config *c, bool shared) {
     if (shared) return c->ungated ? ROLE_SHARED_UP : ROLE_SHARED_GATE;
     return c->ungated ? ROLE_UP : ROLE_GATE;
 }
 
-/* The product in front of a network, and its activation. */
+/* Computes a network's first product and its activation. */
 static void step_gate_up(struct model *model, int index, const float *in, int rows, int d_ff) {
     const struct model_config *c = &model->config;
     struct scratch *s = &model->scratch;
@@ -234,8 +236,9 @@ static void step_gate_up(struct model *model, int index, const float *in, int ro
         kern->ops->glu(kern, s->ff, s->gate_up, rows, d_ff, c->activation);
 }
 
-/* transformers, Gemma4: a network and experts side by side. Either has norms of its inputs and
- * outputs; the router has one, too; and a norm of their sum is before the residual stream. */
+/* Computes a network and experts side by side (transformers, Gemma4). Both have norms of their
+ * inputs and outputs, and the router has a norm of its own. The norm of their sum is added to the
+ * residual stream. */
 static void step_beside(struct model *model, int index, float *x, int rows) {
     const struct model_config *c = &model->config;
     const struct layer *layer = &model->layers[index];
@@ -257,7 +260,8 @@ static void step_beside(struct model *model, int index, float *x, int rows) {
     kern->ops->add_norm(kern, x, sum, layer->ffn_post_norm, rows, c->d_model, c->post_eps);
 }
 
-/* From the outputs of attention and of a recurrent state to the end of the layer, in place in x. */
+/* Computes a layer, in place in x, from the outputs of attention and of a recurrent state to its
+ * end. */
 static void step_feed_forward(struct model *model, int index, float *x, const float *heads,
                               const float *mixed, int rows) {
     const struct model_config *c = &model->config;
@@ -295,8 +299,8 @@ static bool wants_every_row(const int32_t *want, int want_count, int rows) {
     return want_count == rows;
 }
 
-/* The last layer from attention's output on, for the wanted rows: nothing reads the others once the
- * layer's entries, or states, are written. Returns the wanted rows. */
+/* Computes the rest of the last layer, after attention, for the wanted rows only: once the layer's
+ * entries or states are written, nothing reads the other rows. Returns the wanted rows. */
 static const float *step_wanted(struct model *model, int rows, const int32_t *want,
                                 int want_count) {
     const struct model_config *c = &model->config;

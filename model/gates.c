@@ -148,7 +148,8 @@ static int take(const struct tensor_file *file, const struct want *want, struct 
     return 0;
 }
 
-/* How many embeddings w1 holds per layer, and how many rows w_last has: the file's choice. */
+/* Finds how many embeddings w1 has per layer, and how many rows w_last has; both are the file's
+ * choice. */
 static int find_tying(struct gates *gates, struct fault *fault) {
     const struct tensor *w1 = find(&gates->file, "w1"), *last = find(&gates->file, "w_last");
     int64_t streams = (int64_t)gates->shape.layers * gates->shape.heads_kv;
@@ -214,7 +215,8 @@ static int check_header(const struct gates *gates, struct fault *fault) {
     return 0;
 }
 
-/* Sizes of one layer's parts in floats; the tensors were checked, so the file bounds the sum. */
+/* Sizes of one layer's parts in floats. The tensors were checked, so the file's size bounds their
+ * sum. */
 struct layer_sizes {
     size_t w1, b1, w2, b2, last, bias;
 };
@@ -282,7 +284,8 @@ static int read_block(const struct tensor *tensor, size_t index, size_t count, f
     return 0;
 }
 
-/* Only the rows this layer uses, so that untied gates do not copy all of w_last to every layer. */
+/* Reads only the rows that this layer uses, so that untied gates do not copy all of w_last to every
+ * layer. */
 static int read_last(struct gates *gates, int layer, struct kern_gate_spec *spec, float *last,
                      float *bias, struct fault *fault) {
     const int heads = gates->shape.heads_kv;

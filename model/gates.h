@@ -25,7 +25,7 @@
 
 #define GATES_WIDTH_MAX 16384
 
-/* The shape of the model. */
+/* The shape of the model that the gates must fit. */
 struct gates_shape {
     int layers, heads_kv, d_model;
 };
@@ -40,10 +40,10 @@ struct gates_header {
     struct base_digest base; /* members "" = unknown */
 };
 
-/* The header of gates that no file describes. */
+/* The header for gates without one: every member is unknown. */
 extern const struct gates_header gates_header_unknown;
 
-/* Pure: the metadata value. */
+/* Parses the value of the metadata key. Pure. */
 int gates_header_parse(const char *json, size_t size, struct gates_header *out,
                        struct fault *fault);
 
@@ -63,8 +63,8 @@ int gates_parse(const void *data, size_t size, const struct gates_shape *shape, 
                 struct fault *fault);
 void gates_close(struct gates *gates);
 
-/* One layer for kern_ops.gate_load; arrays are valid until the next call. ERR_INVALID names a
- * tensor that holds a number that is not finite. */
+/* Reads one layer, for kern_ops.gate_load; the arrays are valid until the next call. ERR_INVALID
+ * names a tensor that holds a number which is not finite. */
 int gates_layer(struct gates *gates, int layer, struct kern_gate_spec *out, struct fault *fault);
 
 #endif

@@ -32,7 +32,7 @@ static int add_content(struct sha256_ctx *sum, const char *path, struct fault *f
     return got == 0 ? 0 : fault_set(fault, ERR_IO, path, "cannot be read: %s", strerror(errno));
 }
 
-/* With its name, so that no two sets of files read alike. */
+/* Adds a file with its name, so that no two sets of files give the same digest. */
 static int add_file(struct sha256_ctx *sum, const char *dir, const char *name,
                     struct fault *fault) {
     char path[PATH_MAX];
@@ -54,7 +54,7 @@ static int by_name(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* Names of weight files in order; at most NAMES_MAX. */
+/* Lists the names of the weight files in order, at most NAMES_MAX. */
 static int list_weights(const char *path, char **names, int *count, struct fault *fault) {
     DIR *dir = opendir(path);
     const struct dirent *entry;
@@ -80,7 +80,8 @@ static int add_directory(struct sha256_ctx *sum, const char *dir, bool random,
     return rc;
 }
 
-/* Under whatever names: order tells the files of a split model apart. */
+/* Adds the files of a GGUF model, whatever their names: the order tells the files of a split model
+ * apart. */
 static int add_gguf(struct sha256_ctx *sum, const char *first, struct fault *fault) {
     int rc = 0;
     for (size_t i = 0; i < weights_gguf_count(first) && rc == 0; i++) {
@@ -111,7 +112,7 @@ int identity_gates(const char *path, uint8_t out[SHA256_BYTES], struct fault *fa
     struct sha256_ctx sum;
     memset(out, 0, SHA256_BYTES);
     if (!path[0]) return 0;
-    sha256_init(&sum); /* under whatever name: the same gates are the same */
+    sha256_init(&sum); /* without the name: equal gates have the same identity in any file */
     int rc = add_content(&sum, path, fault);
     if (rc == 0) sha256_digest(&sum, SHA256_BYTES, out);
     return rc;

@@ -8,14 +8,14 @@
 #include "base/sha256.h"
 #include "kernels/quantize.h"
 
-/* config.json and, unless they are `random`, all weight files of the directory, names and sizes
- * included; of a GGUF model its file, or all of them in order; with quantised weights another than
- * without. Reads them whole: seconds per ten gigabytes.
- */
+/* Computes the identity of a model. A directory enters with config.json and, unless the weights are
+ * `random`, all weight files, with their names and sizes; a GGUF model with its file, or all of
+ * them in order. Quantised weights give another identity. Reads the files whole: seconds for ten
+ * gigabytes. */
 int identity_model(const char *dir, bool random, enum quantization quantization,
                    uint8_t out[SHA256_BYTES], struct fault *fault);
 
-/* The gates file; zero for "", no gates. */
+/* Computes the identity of a gates file; all zeros for "", no gates. */
 int identity_gates(const char *path, uint8_t out[SHA256_BYTES], struct fault *fault);
 
 #endif

@@ -1,4 +1,4 @@
-/* A model's files in words. */
+/* Describes a model's files in words. */
 #include <math.h>
 #include <string.h>
 
@@ -17,7 +17,7 @@ struct type_count {
 static void count_type(struct type_count *types, size_t *count, const char *name) {
     size_t i = 0;
     while (i < *count && strcmp(types[i].name, name) != 0) i++;
-    if (i == TYPES_MAX) return; /* formats have fewer */
+    if (i == TYPES_MAX) return; /* no format has so many types */
     if (i == *count) types[(*count)++] = (struct type_count){.name = name};
     types[i].tensors++;
 }
@@ -27,7 +27,8 @@ static bool ends_with(const char *name, const char *end) {
     return size >= tail && strcmp(name + size - tail, end) == 0;
 }
 
-/* Split MXFP4 (tensors.h): two numbers a byte, and scales, which are none. */
+/* Returns the number of elements. Split MXFP4 (tensors.h) has two numbers in a byte, and its scales
+ * are not elements. */
 static double elements_of(const struct tensor *tensor) {
     const bool bytes = strcmp(tensor->type, "U8") == 0;
     if (bytes && ends_with(tensor->name, "_scales")) return 0;
@@ -36,7 +37,7 @@ static double elements_of(const struct tensor *tensor) {
     return count;
 }
 
-/* On a CPU. */
+/* Returns the tensor's bytes in a CPU's memory. */
 static double loaded_bytes(const struct tensor *tensor) {
     enum kern_dtype dtype;
     const bool split = strcmp(tensor->type, "U8") == 0;
@@ -49,14 +50,14 @@ static double loaded_bytes(const struct tensor *tensor) {
     return elements_of(tensor) * block_loaded_bits(tensor) / 8;
 }
 
-/* By the names that every format has for experts. */
+/* Returns whether the tensor belongs to experts, by the names that formats have for them. */
 static bool is_of_experts(const struct tensor *tensor) {
     return strstr(tensor->name, ".experts.") || strstr(tensor->name, "_exps.") ||
            strstr(tensor->name, "block_sparse_moe.input_linear") ||
            strstr(tensor->name, "block_sparse_moe.output_linear");
 }
 
-/* The weights that one token reads in a mixture of experts. */
+/* Describes the weights that one token reads in a mixture of experts. */
 static void describe_active(const struct model_config *c, const struct weights *weights,
                             struct buf *out) {
     double numbers = 0, bytes = 0, part = (double)c->experts_used / c->experts;
@@ -107,7 +108,7 @@ static void describe_rotation(const struct model_config *c, struct buf *out) {
     buf_char(out, '\n');
 }
 
-/* Layers without a window, and those that read the entries of others. */
+/* Describes layers without a window, and layers that read the entries of others. */
 static void describe_kinds(const struct model_config *c, struct buf *out) {
     const struct model_layer_config *last = &c->per_layer[c->layers - 1];
     int full = 0, reading = 0;

@@ -15,7 +15,7 @@
 struct layer {
     struct kern_weight *qkv, *o;
     struct kern_weight *attn_gate;      /* NULL where the family has none */
-    struct kern_weight *gate_up, *down; /* dense layers; of routed ones the shared experts */
+    struct kern_weight *gate_up, *down; /* dense layers; in routed layers, the shared experts */
     struct kern_weight *shared_gate;    /* [1, d_model]; NULL where the family has none */
     /* Routed layers. The arrays, [experts], are host memory. */
     struct kern_weight *router, **expert_gate_up, **expert_down;
@@ -28,40 +28,41 @@ struct layer {
     float *sinks;
     float *attn_norm, *attn_post_norm, *ffn_norm, *ffn_post_norm, *q_norm, *k_norm, *v_norm,
         *qkv_bias, *o_bias;
-    /* The branch of the layer's own embeddings, and the factor on what the layer hands on. */
+    /* The branch of the layer's own embeddings, and the factor on the layer's output. */
     struct kern_weight *each_gate, *each_out;
     float *each_post_norm, *out_scale;
-    /* Layers with a recurrent state: the products of its inputs, the weights of the tokens in its
-     * convolution, [channels, conv_width], and the other vectors of struct kern_delta or
-     * kern_mamba; state_out is the product of what comes out. */
+    /* Layers with a recurrent state: the products of its inputs, the convolution's weights,
+     * [channels, conv_width], and the other vectors of struct kern_delta or kern_mamba; state_out
+     * is the product of its outputs. */
     struct kern_weight *state_in, *state_rates, *state_out;
     float *taps, *conv_bias, *decay, *state_bias, *skip, *state_norm;
-    /* Latent attention: products of what queries are made of, of queries, and of what is cached;
-     * for each head, [heads_q], host memory, those that keys and values would be. */
+    /* Latent attention: the products that give the queries' vector, the queries, and the vector
+     * that is cached; for each head, [heads_q], in host memory, the products that would give keys
+     * and values. */
     struct kern_weight *q_down, *q_up, *entry, **up_k, **up_v;
     float *q_down_norm, *entry_norm;
 };
 
 /* Activations of one step, backend memory. */
 struct scratch {
-    float *x;         /* [rows_max, d_model] residual stream */
-    float *norm;      /* [rows_max, d_model] */
-    float *qkv;       /* [rows_max, (heads_q + 2 heads_kv) * head_dim], or the product state_in */
-    float *heads;     /* [rows_max, heads_width] */
-    float *mixed;     /* [rows_max, mixed_width] */
-    float *gates;     /* [rows_max, heads_q * head_dim or 1 or rates_width] of attn_gate, of
-                         shared_gate, of state_rates; or of q_down and entry */
-    float *gate_up;   /* [rows_max, 2 d_ff], or shared_ff where that is more */
-    float *ff;        /* [rows_max, d_ff] */
-    float *beside;    /* [2, rows_max, d_model] outputs of a network and of the experts beside it */
-    float *router;    /* [rows_max, experts] */
-    float *latent;    /* [rows_max, heads_q * the larger size of a query and of the vector that is
-                         cached] queries before their products, then what attention hands on */
-    float *log_beta;  /* [rows_max, heads_kv] */
-    float *each;      /* [rows_max, layers * each_embed] embeddings for each layer */
-    float *each_in;   /* the same size: the product that is added to them */
-    float *last_each; /* [logits_max, as each] */
-    float *last_x;    /* [logits_max, d_model] wanted rows, from the last layer's attention on */
+    float *x;       /* [rows_max, d_model] residual stream */
+    float *norm;    /* [rows_max, d_model] */
+    float *qkv;     /* [rows_max, (heads_q + 2 heads_kv) * head_dim], or the product state_in */
+    float *heads;   /* [rows_max, heads_width] */
+    float *mixed;   /* [rows_max, mixed_width] */
+    float *gates;   /* [rows_max, the widest of its users] product of attn_gate, shared_gate,
+                       state_rates, or q_down and entry */
+    float *gate_up; /* [rows_max, 2 d_ff], or shared_ff where that is more */
+    float *ff;      /* [rows_max, d_ff] */
+    float *beside;  /* [2, rows_max, d_model] outputs of a network and of the experts beside it */
+    float *router;  /* [rows_max, experts] */
+    float *latent;  /* [rows_max, heads_q * max(size of a query, size of the cached vector)] queries
+                       before their products, then attention's outputs */
+    float *log_beta;   /* [rows_max, heads_kv] */
+    float *each;       /* [rows_max, layers * each_embed] embeddings for each layer */
+    float *each_in;    /* [as each] the product that is added to `each` */
+    float *last_each;  /* [logits_max, as each] */
+    float *last_x;     /* [logits_max, d_model] wanted rows, from the last layer's attention on */
     float *last_heads; /* [logits_max, as heads] */
     float *last_mixed; /* [logits_max, as mixed] */
     float *logits;     /* [logits_max, vocab] */
@@ -78,21 +79,22 @@ struct model {
     struct layer *layers;
     struct scratch scratch;
     int rows_max, logits_max;
-    bool borrowed;             /* everything but the scratch is another model's */
+    bool borrowed;             /* another model owns everything but the scratch */
     struct gates_header gates; /* gates_header_unknown if there are none */
     enum gates_from gates_from;
     char gates_path[PATH_MAX], gates_cached[PATH_MAX];
     size_t weight_bytes;
-    /* Sees the inputs of each dense product of a layer, backend memory, before it is computed; the
-     * role names it by the first of its parts. Of the last layer's products after attention only
-     * the wanted rows are computed and seen; ROLE_O sees all rows. Until after ROLE_O, scratch.x is
-     * the residual stream before the layer, and scratch.qkv holds the rotated queries and keys and
-     * the values; scratch.norm may be overwritten then. NULL: nobody sees them. */
+    /* Is called with the inputs of each dense product of a layer, in backend memory, before it is
+     * computed; `role` is the first of the product's parts. The last layer computes the products
+     * after attention for the wanted rows only, so only these rows are passed; ROLE_O gets all
+     * rows. Until the call for ROLE_O returns, scratch.x is the residual stream before the layer,
+     * and scratch.qkv holds the rotated queries and keys and the values; scratch.norm may be
+     * overwritten then. NULL: no callback. */
     void (*watch)(void *arg, int layer, enum role role, const float *inputs, int rows);
     void *watch_arg;
 };
 
-/* Inner width of the dense layers, 0 if there are none. */
+/* Returns the inner width of the dense layers; 0 if there are none. */
 int dense_width(const struct model_config *config);
 int routed_layers(const struct model_config *config);
 
@@ -122,7 +124,7 @@ static inline bool has_dense(const struct model_layer_config *layer) {
     return !layer->routed && !layer->no_network;
 }
 
-/* Products of a network. */
+/* Returns how many products a network has before its activation. */
 static inline int network_products(const struct model_config *c) {
     return c->ungated ? 2 : 3;
 }
@@ -135,7 +137,8 @@ static inline int mamba_width(const struct model_config *c) {
     return c->mamba.heads * c->mamba.dim;
 }
 
-/* Numbers that attention and a recurrent state take from a layer's inputs for each token. */
+/* Returns how many numbers attention or a recurrent state computes from a layer's inputs for each
+ * token. */
 static inline int attend_width(const struct model_config *c, int layer) {
     const struct model_layer_config *its = &c->per_layer[layer];
     return !layer_attends(its) ? 0 : its->reads ? q_width(c, layer) : qkv_width(c, layer);
@@ -148,14 +151,15 @@ static inline int state_width(const struct model_config *c, int layer) {
            : mixer == MIXER_MAMBA ? 2 * mamba_width(c)
                                   : 0;
 }
-/* The numbers of state_rates, which every rank computes whole. */
+/* Returns the numbers of state_rates for each token; every rank computes all of them. */
 static inline int rates_width(const struct model_config *c, int layer) {
     const enum mixer mixer = c->per_layer[layer].mixer;
     return mixer == MIXER_DELTA   ? 2 * c->delta.heads_v
            : mixer == MIXER_MAMBA ? 2 * c->mamba.groups * c->mamba.dim_state + c->mamba.heads
                                   : 0;
 }
-/* Numbers that attention hands to the product `o`, and a recurrent state to state_out. */
+/* Returns how many numbers attention passes to the product `o`, or a recurrent state to state_out.
+ */
 static inline int heads_width(const struct model_config *c, int layer) {
     if (!layer_attends(&c->per_layer[layer])) return 0;
     return c->latent.rank ? c->heads_q * c->latent.dim_v : q_width(c, layer);
@@ -168,21 +172,21 @@ static inline int mixed_width(const struct model_config *c, int layer) {
                                   : 0;
 }
 
-/* How a layer attends. */
+/* Returns how a layer attends. */
 struct kern_attend_options model_attend_options(const struct model *model, int layer);
 
-/* The configuration and, unless they are `random`, the table of tensors; the caller closes both,
- * also after a failure. */
+/* Reads the configuration and, unless the weights are `random`, the table of tensors. The caller
+ * closes both, also after a failure. */
 int model_read(const char *path, int context, bool random, struct model_config *config,
                struct weights **weights, struct fault *fault);
 
-/* config.json's tree, and generation_config.json's or NULL; see model_config_parse. In both, values
- * that mean "none" become null. */
+/* Parses config.json's tree, and generation_config.json's or NULL; see model_config_parse. In both
+ * trees, values that mean "none" become null. */
 int model_config_read(cJSON *config, cJSON *generation, int context, struct model_config *out,
                       struct fault *fault);
 
-/* Both leave a partly loaded model on failure; model_close frees what is there. `weights` NULL:
- * random ones. */
+/* Load the weights and the gates. On failure the model is partly loaded; model_close frees it.
+ * `weights` NULL: random ones. */
 int model_load_weights(struct model *model, const struct model_options *options,
                        const struct weights *weights, struct fault *fault);
 int model_load_gates(struct model *model, const struct model_options *options,
@@ -192,14 +196,15 @@ int model_load_gates(struct model *model, const struct model_options *options,
 
 #define RANDOM_SEED 0x6b65657064ull
 
-/* bf16 numbers as large as the weights of a trained matrix with `cols` columns, four in each of
- * `count` words; *random goes on. */
+/* Fills `count` words with four bf16 numbers each, as large as the weights of a trained matrix with
+ * `cols` columns. Advances *random. */
 void random_fill(struct cpu_team *team, uint64_t *random, uint64_t *words, size_t count,
                  int64_t cols);
-size_t random_bytes(const struct model_config *config); /* all matrices of a model */
-/* Numbers within 1/4 of `around`; *random goes on. */
+size_t random_bytes(const struct model_config *config); /* bytes of all matrices of a model */
+/* Fills `out` with numbers within 1/4 of `around`. Advances *random. */
 void random_vector(uint64_t *random, float *out, size_t count, float around);
-/* Gates for timing: as costly as real ones, and their scores spread over entries. */
+/* Makes gates for timing: they cost as much as real ones, and their scores spread over the entries.
+ */
 int random_gates(struct model *model, struct fault *fault);
 
 #endif

@@ -1,5 +1,5 @@
-/* Weights: from the files, or the generator, into the backend. Which tensors there are is said by
- * tensors.h. */
+/* Loads weights into the backend, from files or from a generator. tensors.h says which tensors
+ * there are. */
 #include <float.h>
 #include <math.h>
 #include <stdio.h>
@@ -18,28 +18,28 @@
 #include "model/tensors.h"
 #include "model/weights.h"
 
-/* Memory that is kept from one matrix to the next and grows: touching fresh memory takes as long as
- * making what is in it. */
+/* Memory that is kept from one matrix to the next and only grows: touching fresh memory takes as
+ * long as computing its content. */
 struct room {
     char *data;
     size_t bytes;
 };
 
-/* Where tensors come from: mapped files or, without any, a seeded generator. */
+/* The source of tensors: mapped files or, without any, a seeded generator. */
 struct loader {
     struct model *model;
     const struct model_options *options;
     const struct weights *weights; /* NULL: random */
     enum naming naming;            /* how the files name tensors */
     uint64_t random;
-    struct cpu_team *team; /* NULL: nothing is made */
-    struct room codes;     /* a matrix in fp8 on its way to the backend */
-    struct room rows;      /* rows that the file does not have as the backend takes them */
-    struct rows_reader readers[SLOT_PARTS_MAX]; /* readers of a slot's matrices in blocks */
-    bool *used;         /* GGUF: which tensors were read, by index; else NULL */
-    int *order;         /* [head_dim] the file's row of each of a head's rows in q and k; NULL:
-                           the same */
-    int expert;         /* the one whose matrices are read */
+    struct cpu_team *team; /* computes what the files do not have; NULL: nothing is computed */
+    struct room codes;     /* a matrix that was rounded, until the backend has it */
+    struct room rows;      /* rows that must be changed before the backend takes them */
+    struct rows_reader readers[SLOT_PARTS_MAX]; /* for a slot's matrices that become blocks */
+    bool *used; /* [tensors] GGUF: which tensors were read; else NULL */
+    int *order; /* [head_dim] for each row of a head of q or k, its row in the file; NULL: the same
+                   row */
+    int expert; /* the expert whose matrices are being loaded */
     size_t read, total; /* bytes of the files, for progress */
     struct fault *fault;
 };
@@ -54,7 +54,7 @@ static void room_free(struct room *room) {
     *room = (struct room){0};
 }
 
-/* NULL without memory. */
+/* Returns memory for count * size bytes; NULL: there is none. */
 static char *room_of(struct room *room, size_t count, size_t size) {
     size_t bytes = 0;
     if (__builtin_mul_overflow(count, size, &bytes)) return NULL;
@@ -75,7 +75,7 @@ static const char *supported_types(const struct loader *loader, bool matrix) {
                  "Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4, NVFP4";
 }
 
-/* Sizes of 1 may be there or not. */
+/* Returns whether the tensor has the shape; dimensions of 1 may be missing or extra. */
 static bool has_shape(const struct tensor *tensor, const int64_t *shape, int dims) {
     int at = 0;
     for (int i = 0; i < tensor->dims; i++) {
@@ -91,8 +91,8 @@ static void note_used(struct loader *loader, const struct tensor *tensor) {
     if (loader->used && tensor) loader->used[tensor - weights_at(loader->weights, 0)] = true;
 }
 
-/* The tensor, checked: `cols` 0 means a vector of `rows`; `experts` above 0: as many matrices.
- * `matrix`: in any type that matrices have. */
+/* Finds a tensor and checks its shape. `cols` 0: it is a vector of `rows` numbers. `experts` above
+ * 0: it holds so many matrices. `matrix`: any type that matrices have is allowed. */
 static int find_tensor(struct loader *loader, const char *name, int experts, int64_t rows,
                        int64_t cols, bool matrix, const struct tensor **out) {
     const int64_t all[3] = {experts, rows, cols}, *shape = experts ? all : all + 1;
@@ -109,7 +109,7 @@ static int find_tensor(struct loader *loader, const char *name, int experts, int
         return fault_set(loader->fault, ERR_NOTFOUND, name, "tensor is missing, expected [%s]",
                          expected);
     tensor_shape_text(tensor->shape, tensor->dims, found, sizeof found);
-    /* rows of a vector may lie in one */
+    /* the rows may be joined into one vector */
     const bool joined = !matrix && cols && tensor->dims == 1 && tensor->shape[0] == rows * cols;
     if (!has_shape(tensor, shape, dims) && !joined)
         return fault_set(loader->fault, ERR_INVALID, name, "shape is [%s], expected [%s]", found,
@@ -123,7 +123,7 @@ static int find_tensor(struct loader *loader, const char *name, int experts, int
     return 0;
 }
 
-/* `bytes`: what the backend got. */
+/* Reports progress; the backend received `bytes` more. */
 static void report_progress(struct loader *loader, size_t bytes) {
     loader->model->weight_bytes += bytes;
     const struct model_options *options = loader->options;
@@ -134,9 +134,9 @@ static void report_progress(struct loader *loader, size_t bytes) {
 
 /* ---- Rows of heads ---- */
 
-/* Backends rotate pairs (j, j + D/2) of a head. Where heads rotate in their first R numbers only, a
- * model has the pairs (j, j + R/2), and the others behind. The model's row that becomes the
- * backend's row `to`: */
+/* Returns the model's row that becomes the backend's row `to` of a head. Backends rotate pairs (j,
+ * j + D/2) of a head. If heads rotate in their first R numbers only, the model has the pairs (j, j
+ * + R/2), and the other numbers after them. */
 static int rotary_row(const struct model_config *config, int to) {
     int half = config->head_dim / 2, turning = config->rotary_dims / 2, j = to % half;
     bool second = to >= half;
@@ -144,7 +144,7 @@ static int rotary_row(const struct model_config *config, int to) {
     return config->rotary_dims + j - turning + (second ? half - turning : 0);
 }
 
-/* loader->order stays NULL where the files have rows as the backend takes them. */
+/* Makes loader->order. It stays NULL if files have the rows in the backend's order. */
 static int make_order(struct loader *loader) {
     const struct model_config *config = &loader->model->config;
     const bool all = config->rotary_dims == config->head_dim || config->latent.rank;
@@ -168,7 +168,7 @@ static int no_room_for(struct loader *loader, const char *name, size_t rows, siz
                      cols);
 }
 
-/* `scales`: [rows] of the matrices together. */
+/* Rounds the matrices to E4M3. `scales`: [rows] of all matrices together. */
 static int make_e4m3(struct loader *loader, const char *name, struct kern_matrix *matrices,
                      int count, size_t rows, float *scales) {
     size_t cols = (size_t)matrices[0].cols, row = 0;
@@ -188,7 +188,7 @@ static int make_e4m3(struct loader *loader, const char *name, struct kern_matrix
     return 0;
 }
 
-/* `inputs`: see quantize_blocks. */
+/* Rounds the matrices to blocks. `inputs`: see quantize_blocks. */
 static int round_to_blocks(struct loader *loader, const char *name, struct kern_matrix *matrices,
                            int count, enum kern_dtype dtype, const float *inputs) {
     size_t each = (size_t)blocks_of(matrices[0].cols), rows = 0;
@@ -210,7 +210,7 @@ static int round_to_blocks(struct loader *loader, const char *name, struct kern_
     return 0;
 }
 
-/* Matrices in Q8 or Q4. */
+/* Rounds a slot's matrices to Q8 or Q4. */
 static int round_slot(struct loader *loader, const char *name, struct kern_matrix *matrices,
                       const struct slot *slot, int layer, enum quantization to) {
     const struct rounding rounding = {.config = &loader->model->config,
@@ -228,8 +228,8 @@ static int round_slot(struct loader *loader, const char *name, struct kern_matri
     return rc;
 }
 
-/* Hands the matrix to the backend, quantised where that was asked for and it is not in blocks
- * already. `name`: of what is at fault. */
+/* Hands the matrices to the backend, rounded if the options ask for that and they are not in blocks
+ * already. `name`: names them in faults. */
 static int give_matrix(struct loader *loader, const char *name, struct kern_matrix *matrices,
                        const struct slot *slot, int layer, struct kern_weight **out) {
     const struct kern_ops *ops = loader->model->kern->ops;
@@ -279,7 +279,7 @@ static int refuse_element(struct loader *loader, const char *name, int64_t eleme
                      (long long)element);
 }
 
-/* Does the backend take the slot's matrices in the blocks that they have in the file? */
+/* Returns whether the backend takes the slot's matrices in the file's own blocks. */
 static bool in_blocks(const struct loader *loader, const struct slot *slot, int layer) {
     const struct tensor_rows columns =
         tensor_columns_of(&loader->model->config, loader->naming, slot->parts[0], layer);
@@ -289,8 +289,8 @@ static bool in_blocks(const struct loader *loader, const struct slot *slot, int 
            rounding_is_done(loader->weights, loader->naming, slot, layer, loader->expert);
 }
 
-/* How many factors a row of the tensor has that the backend takes beside the codes in E4M3, of
- * *group inputs each; 0: it takes other numbers. */
+/* Returns how many factors each row has, of *group inputs each, if the backend takes the tensor's
+ * E4M3 codes as they are; 0: it takes other numbers. */
 static int64_t row_scales(const struct loader *loader, const struct slot *slot, int layer,
                           const struct tensor *tensor, int64_t *group) {
     const enum quantization to =
@@ -303,7 +303,7 @@ static int64_t row_scales(const struct loader *loader, const struct slot *slot, 
     return packed_row_scales(tensor->packed, group);
 }
 
-/* The most factors that a row of the slot's matrices has, at least 1. */
+/* Returns the largest number of factors of a row of the slot's matrices, at least 1. */
 static size_t most_row_scales(const struct loader *loader, const struct slot *slot, int layer) {
     char name[TENSOR_NAME_MAX];
     int64_t most = 1, group;
@@ -316,7 +316,7 @@ static size_t most_row_scales(const struct loader *loader, const struct slot *sl
     return (size_t)most;
 }
 
-/* In memory on the way to the backend. */
+/* Returns the bytes of a matrix on its way to the backend. */
 static size_t matrix_bytes(const struct kern_matrix *m) {
     if (kern_dtype_blocks(m->dtype))
         return (size_t)(m->rows * blocks_of(m->cols)) * sizeof(struct block);
@@ -329,8 +329,8 @@ static size_t loaded_bytes(const struct kern_matrix *m, const struct tensor *ten
     return (size_t)((double)(m->rows * m->cols) * block_loaded_bits(tensor) / 8);
 }
 
-/* `room`: for what does not lie in the file as the backend takes it; moved on by what is used.
- * Rows in blocks are made later, by `reader`. */
+/* Reads rows. *room: memory for rows that are not in the file as the backend takes them; it is
+ * moved on by the bytes used. If rows become blocks, `reader` makes them later. */
 static int read_rows(struct loader *loader, const char *name, const struct rows *rows,
                      struct rows_reader *reader, char **room, struct kern_matrix *out) {
     if (rows_are_made(rows)) {
@@ -349,7 +349,7 @@ static int read_rows(struct loader *loader, const char *name, const struct rows 
     return 0;
 }
 
-/* Blocks and scales of the experts' matrices; see tensor_is_split_mxfp4. */
+/* Finds the blocks and the scales of the experts' matrices; see tensor_is_split_mxfp4. */
 static int find_split_mxfp4(struct loader *loader, const char *name, int64_t rows, int64_t cols,
                             const struct tensor **blocks, const struct tensor **scales) {
     const int64_t shape[4] = {loader->model->config.experts, rows, cols / BLOCK_MXFP4,
@@ -375,14 +375,15 @@ static int find_split_mxfp4(struct loader *loader, const char *name, int64_t row
     return 0;
 }
 
-/* Saved models have blocks under the same name. */
+/* Returns whether the name stands for split MXFP4. Models that keepd saved have blocks of its own
+ * under that name. */
 static bool is_split_mxfp4(const struct loader *loader, enum role role, const char *name) {
     const struct tensor *tensor = weights_find(loader->weights, name);
     return tensor_is_split_mxfp4(loader->naming, role) &&
            !(tensor && tensor->dtype == TENSOR_BLOCKS);
 }
 
-/* The factors of an FP8 matrix whose codes are taken as they are. */
+/* Reads the factors of an FP8 matrix whose codes the backend takes as they are. */
 static int read_block_scales(struct loader *loader, const char *name, const struct rows *rows,
                              float *scales, struct kern_matrix *out) {
     const struct packed *packed = rows->tensor->packed;
@@ -398,12 +399,13 @@ static int read_block_scales(struct loader *loader, const char *name, const stru
     return 0;
 }
 
-/* `room` NULL: only the description is checked. Adds to `bytes` what it takes when it is loaded. */
+/* Finds one matrix. `room` NULL: only its description is checked. Adds the bytes of the loaded
+ * matrix to `bytes`. */
 static int find_matrix(struct loader *loader, const struct slot *slot, int part, int layer,
                        bool blocks, float *scales, char **room, struct kern_matrix *out,
                        size_t *bytes) {
     char name[TENSOR_NAME_MAX];
-    const struct tensor *tensor = NULL; /* set where there is no error */
+    const struct tensor *tensor = NULL; /* NULL only after an error */
     const struct model_config *config = &loader->model->config;
     const enum role role = slot->parts[part];
     const struct tensor_rows place = tensor_rows_of(config, loader->naming, role, layer);
@@ -446,7 +448,7 @@ static int find_matrix(struct loader *loader, const struct slot *slot, int part,
                                 loader->fault);
 }
 
-/* Does the file not have the slot's matrices as the backend takes them? */
+/* Returns whether the slot's matrices must be changed before the backend takes them. */
 static bool is_made(const struct loader *loader, const struct slot *slot, int layer) {
     char name[TENSOR_NAME_MAX];
     if (naming_is_gguf(loader->naming) || (tensor_is_rotated(slot->parts[0]) && loader->order) ||
@@ -466,7 +468,7 @@ static bool is_made(const struct loader *loader, const struct slot *slot, int la
     return false;
 }
 
-/* `scales`: [rows][most_scales]. */
+/* Finds all matrices of a slot. `scales`: [rows][most_scales]. */
 static int find_matrices(struct loader *loader, int layer, const struct slot *slot, bool blocks,
                          float *scales, size_t most_scales, struct kern_matrix *matrices,
                          size_t *bytes) {
@@ -490,8 +492,8 @@ static int find_matrices(struct loader *loader, int layer, const struct slot *sl
     return 0;
 }
 
-/* The backend has read all rows: their pages of the file may go. Refuses numbers that are not
- * finite. */
+/* Refuses numbers that are not finite, after the backend has read all rows. Their pages of the file
+ * may be released. */
 static int check_reader(struct loader *loader, enum role role, int layer,
                         const struct rows_reader *reader) {
     const int64_t bad = rows_reader_bad(reader);
@@ -502,7 +504,7 @@ static int check_reader(struct loader *loader, enum role role, int layer,
     return refuse_element(loader, name, bad);
 }
 
-/* Reads the slot's tensors and hands them to the backend. `blocks`: as blocks. */
+/* Reads the slot's tensors and hands them to the backend; with `blocks`, as blocks. */
 static int take_matrices(struct loader *loader, int layer, const struct slot *slot, bool blocks,
                          float *scales, size_t most_scales, struct kern_matrix *matrices,
                          struct kern_weight **out) {
@@ -527,7 +529,7 @@ static void close_readers(struct loader *loader) {
     for (int i = 0; i < SLOT_PARTS_MAX; i++) rows_reader_close(&loader->readers[i]);
 }
 
-/* Are the slot's matrices of MXFP4? */
+/* Returns whether the slot's matrices are in MXFP4. */
 static bool is_mxfp4(const struct loader *loader, const struct slot *slot, int layer) {
     char name[TENSOR_NAME_MAX];
     name_of(loader, slot->parts[0], layer, name);
@@ -536,7 +538,7 @@ static bool is_mxfp4(const struct loader *loader, const struct slot *slot, int l
            (tensor && tensor->dtype == TENSOR_BLOCKS && tensor->format == GGUF_FORMAT_MXFP4);
 }
 
-/* The slot's tensors, of equal columns, joined by rows. */
+/* Loads a slot's tensors as one matrix: they have the same columns, and their rows are joined. */
 static int load_matrix(struct loader *loader, int layer, const struct slot *slot,
                        struct kern_weight **out) {
     const struct model_config *config = &loader->model->config;
@@ -558,7 +560,7 @@ static int load_matrix(struct loader *loader, int layer, const struct slot *slot
     const size_t read = loader->read;
     int rc = take_matrices(loader, layer, slot, blocks, scales, most_scales, matrices, out);
     close_readers(loader);
-    /* a rank's part of the inputs would cut blocks: bf16 holds the same numbers */
+    /* a rank's share of the inputs would cut blocks, and bf16 holds the same numbers */
     if (rc == ERR_UNSUPPORTED && blocks && is_mxfp4(loader, slot, layer)) {
         loader->read = read;
         rc = take_matrices(loader, layer, slot, false, scales, most_scales, matrices, out);
@@ -567,7 +569,7 @@ static int load_matrix(struct loader *loader, int layer, const struct slot *slot
     return rc;
 }
 
-/* A matrix for each expert. */
+/* Loads a matrix for each expert. */
 static int load_experts(struct loader *loader, int layer, const struct slot *slot,
                         struct kern_weight ***out) {
     const int experts = loader->model->config.experts;
@@ -584,8 +586,8 @@ static int load_experts(struct loader *loader, int layer, const struct slot *slo
 
 /* ---- A matrix for each head ---- */
 
-/* Where the head's matrix is: in a tensor of one matrix a head or, `joined`, in one that has rows
- * for a head's keys, then for its values. There `up_k` is turned. */
+/* Finds a head's matrix: in a tensor with one matrix for each head or, if `joined`, in one with
+ * rows for a head's keys, then for its values. In a joined tensor `up_k` is transposed. */
 static int find_head(struct loader *loader, const char *name, enum role role, int head, bool joined,
                      const struct kern_matrix *matrix, struct rows *rows) {
     const struct kern_latent *latent = &loader->model->config.latent;
@@ -603,7 +605,7 @@ static int find_head(struct loader *loader, const char *name, enum role role, in
     return rc;
 }
 
-/* `from`: [cols, rows] of the matrix. */
+/* Transposes a matrix; `from` has [cols, rows]. */
 static void turn_matrix(const struct kern_matrix *matrix, const char *from, char *to) {
     const size_t size = kern_dtype_bytes(matrix->dtype);
     const size_t rows = (size_t)matrix->rows, cols = (size_t)matrix->cols;
@@ -664,7 +666,7 @@ static int load_head_matrices(struct loader *loader, int layer, const struct slo
 
 /* ---- Vectors ---- */
 
-/* Rows of `width` numbers each. */
+/* Reads rows of `width` numbers each. */
 static int read_floats(struct loader *loader, const char *name, const struct rows *rows,
                        int64_t width, float *out) {
     for (int64_t i = 0; i < rows->count; i++, out += width) {
@@ -676,7 +678,7 @@ static int read_floats(struct loader *loader, const char *name, const struct row
     return 0;
 }
 
-/* The slot's numbers of one expert, or of the layer. */
+/* Returns the length of the slot's vector, for one expert or for the layer. */
 static int64_t vector_width(const struct loader *loader, const struct slot *slot, int layer) {
     int64_t rows, cols, width = 0;
     for (int i = 0; i < slot->count; i++) {
@@ -686,7 +688,8 @@ static int64_t vector_width(const struct loader *loader, const struct slot *slot
     return width;
 }
 
-/* A part of the slot's vector into `host`, of every expert if the slot is of experts. */
+/* Reads one part of the slot's vector into `host`, for every expert if the slot belongs to experts.
+ */
 static int read_part(struct loader *loader, int layer, const struct slot *slot, int part,
                      float *host, size_t *bytes) {
     const struct model_config *config = &loader->model->config;
@@ -724,7 +727,7 @@ static int read_vector(struct loader *loader, int layer, const struct slot *slot
     return rc;
 }
 
-/* The slot's vectors joined, as float32 backend memory. */
+/* Joins the slot's vectors and loads them as float32 into backend memory. */
 static int load_vector(struct loader *loader, int layer, const struct slot *slot, float **out) {
     struct kern *kern = loader->model->kern;
     char name[TENSOR_NAME_MAX];
@@ -758,7 +761,7 @@ static int load_vector(struct loader *loader, int layer, const struct slot *slot
 
 /* ---- The whole ---- */
 
-/* `owner`: the struct layer or struct model that the slot is a member of. */
+/* Loads a slot. `owner`: the struct layer or struct model that has it as a member. */
 static int load_slot(struct loader *loader, int layer, const struct slot *slot, void *owner) {
     void *member = (char *)owner + slot->offset;
     if (!slot->matrix) return load_vector(loader, layer, slot, member);
@@ -777,9 +780,10 @@ static int refuse_tensor(struct loader *loader, const char *name) {
                      "tensor is in the file but %s has no use for it", description(loader));
 }
 
-/* Tensors that the configuration says are not there: files that have them belong to another
- * computation, and ignoring them would give wrong answers silently. Only a layer with attention
- * that reads the entries of another may have keys and values of its own, which are not used. */
+/* Refuses tensors that should not exist, by the configuration. Files that have them belong to
+ * another computation, and ignoring them would silently give wrong answers. The exception: a layer
+ * with attention that reads the entries of another layer may have keys and values of its own, which
+ * are not used. */
 static int refuse_extra(struct loader *loader, int layer) {
     char name[TENSOR_NAME_MAX];
     int rc = 0;
@@ -800,7 +804,7 @@ static int refuse_extra(struct loader *loader, int layer) {
     return rc;
 }
 
-/* The stage of a routed layer, of its loaded matrices. */
+/* Makes a routed layer's stage of experts from its loaded matrices. */
 static int make_experts(struct loader *loader, struct layer *layer) {
     const struct model_config *c = &loader->model->config;
     struct kern *kern = loader->model->kern;
@@ -880,7 +884,7 @@ static int open_team(struct loader *loader) {
               : 0;
 }
 
-/* Tensors that the configuration has read. */
+/* Returns whether the configuration has read the tensor. */
 static bool is_known_beside(const char *name) {
     static const char *const names[] = {"rope_freqs.weight", "rope_factors_long.weight",
                                         "rope_factors_short.weight"};
@@ -889,7 +893,8 @@ static bool is_known_beside(const char *name) {
     return false;
 }
 
-/* Layers that predict further tokens lie behind the model's. */
+/* Returns whether the tensor belongs to layers that predict further tokens; they follow the model's
+ * layers. */
 static bool is_of_mtp(const struct loader *loader, const char *name) {
     const struct model_config *c = &loader->model->config;
     int layer = -1;
@@ -897,8 +902,8 @@ static bool is_of_mtp(const struct loader *loader, const char *name) {
            layer < c->layers + c->mtp_layers;
 }
 
-/* GGUF files have nothing beside a model's tensors: whatever is left over belongs to a computation
- * that is not done. */
+/* Refuses tensors of a GGUF file that nothing has used: they belong to a computation that keepd
+ * does not do. */
 static int refuse_unused(struct loader *loader) {
     for (size_t i = 0; loader->used && i < weights_count(loader->weights); i++) {
         const char *name = weights_at(loader->weights, i)->name;
@@ -930,7 +935,7 @@ static int open_loader(struct loader *loader) {
     if (embed && embed->dtype == TENSOR_BLOCKS)
         config->dtype = config->packing.kind == PACKING_OWN
                             ? config->packing.dtype
-                            : KERN_BF16; /* the cache needs no more */
+                            : KERN_BF16; /* the cache needs no wider type */
     rc = make_order(loader);
     if (rc || !naming_is_gguf(loader->naming)) return rc;
     loader->used = mem_try_alloc(weights_count(weights), sizeof *loader->used);
@@ -946,7 +951,7 @@ int model_load_weights(struct model *model, const struct model_options *options,
                             .fault = fault};
     int rc = open_loader(&loader);
     if (!rc) rc = load_ends(&loader);
-    room_free(&loader.codes); /* layers need much less */
+    room_free(&loader.codes); /* the layers need much less */
     room_free(&loader.rows);
     for (int i = 0; i < model->config.layers && !rc; i++)
         rc = load_layer(&loader, i, &model->layers[i]);
