@@ -116,7 +116,7 @@ static void write_budget_warning(struct buf *out, const struct oai_answer *answe
                          "another kv.policy, such as 'global'."
                        : "kv.budget changes nothing: this model has no retention gates, so its "
                          "policy is 'full', which keeps everything. Choose a kv.policy without "
-                         "gates, such as 'streaming' or 'keydiff' (docs/CHOOSING.md), or let keepd "
+                         "gates, such as 'snapkv' or 'streaming' (docs/CHOOSING.md), or let keepd "
                          "fit gates to the model: start it with --kv-budget.");
 }
 

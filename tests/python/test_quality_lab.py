@@ -3,7 +3,6 @@ import argparse
 import json
 import lzma
 import pathlib
-import shutil
 import sys
 import types
 import xml.etree.ElementTree as ElementTree
@@ -222,7 +221,6 @@ def test_goals_are_judged_from_the_numbers(tmp_path):
 
 def test_documents_are_written_whole(tmp_path):
     results = report.Results(filled(tmp_path / "store", RIGHT), 1024, METHODS)
-    shutil.copy(ROOT / "docs" / "CHOOSING.md", tmp_path / "CHOOSING.md")
     (tmp_path / "QUALITY.notes.md").write_text("<!-- weights and gates: 0123456789ab -->\nabout other weights\n")
     cells = plan.table(1024, METHODS)
     report.write(results, facts(), cells, ROOT / "docs" / "QUALITY.template.md", tmp_path)
@@ -230,7 +228,6 @@ def test_documents_are_written_whole(tmp_path):
     assert "| rkv | 50.0 [50.0, 50.0] |" in page and "unknown policy 'ems'" in page
     assert "about other weights" not in page, "notes belong to the weights they name"
     assert "| `horizon=16` |" in page
-    assert report.NOT_YET not in (tmp_path / "CHOOSING.md").read_text()
     data = json.loads((tmp_path / "quality.json").read_text())
     assert len([r for r in data["rows"] if not r.get("variant")]) == len(cells)
     for name in ("quality", "quality-needle", "quality-density", "quality-allocation"):

@@ -1,6 +1,5 @@
-"""From stored dialogues to tables, goals, docs/QUALITY.md, docs/quality.json and the user's page."""
+"""From stored dialogues to tables, goals, docs/QUALITY.md and docs/quality.json."""
 import json
-import re
 import string
 
 import numpy as np
@@ -342,39 +341,6 @@ def gates_text(results, kinds):
 
 # --- documents ------------------------------------------------------------------------------------
 
-def fill(path, blocks):
-    """Replaces what stands between `<!-- measured: NAME -->` and `<!-- end -->`."""
-    text_now = path.read_text()
-    for name, block in blocks.items():
-        pattern = re.compile(rf"(<!-- measured: {re.escape(name)} -->\n).*?(<!-- end -->)", re.S)
-        text_now, count = pattern.subn(lambda m, b=block: m.group(1) + (b or NOT_YET) + "\n" + m.group(2), text_now)
-        if count != 1:
-            raise SystemExit(f"{path}: expected one block '{name}', found {count}")
-    path.write_text(text_now)
-
-
-def advice(results):
-    """The blocks of the user's page, each from the table."""
-    rows = []
-    for share in plan.SHARES:
-        scores = {m: results.mean_of_tasks(m, share) for m in results.methods if m != "full"}
-        ranked = sorted((m for m in scores if scores[m]), key=lambda m: -scores[m][0])
-        if ranked:
-            rows.append([share_name(share), *(f"`{m}` {percent(scores[m])}" for m in ranked[:3]), *[""] * (3 - len(ranked[:3]))])
-    full = results.mean_of_tasks("full", 1.0)
-    budgets = table(["tokens held", "best", "second", "third"], rows) + f"\n\nThe full cache: {percent(full)} %." if rows and full else ""
-    per_task = []
-    for task in tasks.ANSWERED:
-        cells = {m: results.score(results.cell(task, results.trained, m, plan.QUARTER)) for m in results.methods if m != "full"}
-        ranked = sorted((m for m in cells if cells[m]), key=lambda m: -cells[m][0])
-        if ranked:
-            per_task.append([task, *(f"`{m}` {percent(cells[m])}" for m in ranked[:3]), *[""] * (3 - len(ranked[:3]))])
-    by_task = table(["task, 1/4 of the tokens", "best", "second", "third"], per_task) if per_task else ""
-    measured = costs(results)
-    return {"budgets": budgets, "tasks": by_task, "costs": costs_table(measured) if measured else "",
-            "longer": longer_table(results, 2 * results.trained) if results.sample(results.cell("memory", 2 * results.trained, "full", 1.0)) else ""}
-
-
 def notes_for(folder, sha):
     """Notes people wrote about one set of weights; others' numbers would mislead."""
     path = folder / "QUALITY.notes.md"
@@ -409,7 +375,7 @@ def document(results, facts, cells, template):
 
 
 def write(results, facts, cells, template, out):
-    """Everything into the folder `out`: QUALITY.md, quality.json, the pictures; fills CHOOSING.md if there."""
+    """Everything into the folder `out`: QUALITY.md, quality.json, the pictures."""
     out.mkdir(parents=True, exist_ok=True)
     facts = {**facts, "notes": notes_for(out, facts["sha"])}
     page, judged, measured = document(results, facts, cells, template)
@@ -422,5 +388,3 @@ def write(results, facts, cells, template, out):
     draw_needles(results, out / "quality-needle.svg")
     draw_kept(measured, out / "quality-density.svg", out / "quality-allocation.svg")
     (out / "QUALITY.md").write_text(page)
-    if (out / "CHOOSING.md").exists():
-        fill(out / "CHOOSING.md", advice(results))

@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+"""Tables and the picture of bounded caches on real models, from the rows that texts.py has stored.
+
+    real_models.py bench/results/real-models.jsonl                      prints a table for each model and share
+    real_models.py bench/results/real-models.jsonl docs/choosing.svg    and draws the losses at a quarter of the tokens
+
+A row has the name of its model, that of its gates (null: the method needs none), and what texts.py --store writes. A number is the
+increase over the full cache in nats per token, paired by text, with a 95 % interval over the texts and their number.
+"""
+import argparse
+import collections
+import json
+import pathlib
+import re
+
+from lab import plots, statistics
+
+CELLS = ("documents", "code", "languages", "chats", "tools")
+SHARES = (4, 8)
+DRAWN = ("global", "snapkv", "streaming")       # the methods of the picture
+DRAWN_FEWEST = 3                                # texts of a cell: fewer are not drawn
+TOP = 0.8                                       # nats at the upper edge of a panel
+NAMED = re.compile(r"(\w+) (\d+) (\d+) (\{.*\})")
+
+
+def labelled(gates, fields):
+    """The name of a row of a table: the policy, parameters other than the budget, and the gates."""
+    more = [f"{k} {v}" for k, v in sorted(fields.items()) if k not in ("policy", "budget", "buffer", "chunk")]
+    return ", ".join([f"`{fields['policy']}`", *more, *([gates] if gates else [])])
+
+
+def share_of(length, fields):
+    """The part of the tokens that a method may hold, as 1 / n."""
+    return round(length / (fields["budget"] + fields["chunk"]))
+
+
+class Rows:
+    """Samples {number of the text: (nats, tokens)} by model, cell, share and label; the full cache's by model and cell."""
+
+    def __init__(self, lines):
+        self.full = collections.defaultdict(dict)
+        self.bounded = collections.defaultdict(dict)
+        for row in map(json.loads, lines):
+            cell, number, length, fields = NAMED.fullmatch(row["key"]).groups()
+            fields, value = json.loads(fields), (row["nats"], row["tokens"])
+            if fields["policy"] == "full":
+                self.full[row["model"], cell][int(number)] = value
+            else:
+                label = labelled(row["gates"], fields)
+                self.bounded[row["model"], cell, share_of(int(length), fields), label][int(number)] = value
+
+    def models(self):
+        return list(dict.fromkeys(model for model, _ in self.full))
+
+    def labels(self, model, share):
+        return list(dict.fromkeys(label for m, _, s, label in self.bounded if (m, s) == (model, share)))
+
+    def loss(self, model, cell, share, label):
+        """((mean, low, high), texts); None where nothing was measured."""
+        found, full = self.bounded.get((model, cell, share, label), {}), self.full.get((model, cell), {})
+        texts = len(set(found) & set(full))
+        return (statistics.paired(found, full), texts) if texts else None
+
+
+def table(rows, model, share):
+    lines = ["| 1/%d of the tokens | %s |" % (share, " | ".join(CELLS)), "|---|" + "--:|" * len(CELLS)]
+    for label in rows.labels(model, share):
+        shown = []
+        for cell in CELLS:
+            loss = rows.loss(model, cell, share, label)
+            if loss is None:
+                shown.append("")
+                continue
+            (mean, low, high), texts = loss
+            shown.append(f"{mean:.3f} ({texts})" if texts < 3 else f"{mean:.3f} [{low:.3f}, {high:.3f}] ({texts})")
+        lines.append(f"| {label} | " + " | ".join(shown) + " |")
+    return "\n".join(lines)
+
+
+def chosen(rows, model, method):
+    """The label of a method with its defaults: with gates from `keepd fit`, where it needs gates."""
+    wanted = {f"`{method}`", f"`{method}`, keepd fit"}
+    return next((label for label in rows.labels(model, 4) if label in wanted), None)
+
+
+def is_drawn(loss):
+    return loss is not None and loss[1] >= DRAWN_FEWEST
+
+
+def panel(rows, model, x0, y0, width, height):
+    out = [plots.text(x0, y0 - 10, model)]
+    level = lambda v: y0 + height * (1 - min(max(v, 0), TOP) / TOP)        # noqa: E731
+    for i in range(5):
+        y = level(TOP * i / 4)
+        out.append(f'<path class="grid" d="M{x0} {y:.1f}h{width}"/>' + plots.text(x0 - 5, y + 4, f"{TOP * i / 4:.1f}", "end", "dim"))
+    step = width / len(CELLS)
+    for c, cell in enumerate(CELLS):
+        out.append(plots.text(x0 + step * (c + 0.5), y0 + height + 16, cell, "middle", "dim"))
+        for m, method in enumerate(DRAWN):
+            loss = rows.loss(model, cell, 4, chosen(rows, model, method))
+            if not is_drawn(loss):
+                continue
+            (mean, low, high), _ = loss
+            x, colour = x0 + step * (c + 0.2 + 0.3 * m), plots.LOOK[method][0]
+            out.append(f'<rect x="{x - 6:.1f}" y="{level(mean):.1f}" width="12" height="{level(0) - level(mean):.1f}" fill="{colour}"/>'
+                       f'<path d="M{x:.1f} {level(low):.1f}V{level(high):.1f}" class="grid" stroke-width="1.5"/>')
+    return out
+
+
+def drawn(rows):
+    models = [m for m in rows.models() if is_drawn(rows.loss(m, "documents", 4, chosen(rows, m, "global")))]
+    width, height, left, top = 360, 150, 50, 66
+    out = [plots.text(20, 24, "Nats per token lost with a quarter of the tokens held")]
+    for i, model in enumerate(models):
+        out += panel(rows, model, left + i % 2 * (width + 60), top + i // 2 * (height + 62), width, height)
+    below = top + -(-len(models) // 2) * (height + 62) - 10
+    keys, used = plots.legend(DRAWN, left, below, 500)
+    return plots.page(left + min(2, len(models)) * (width + 60), below + used, out + keys)
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("rows", type=pathlib.Path)
+    ap.add_argument("picture", type=pathlib.Path, nargs="?")
+    a = ap.parse_args()
+    rows = Rows(a.rows.read_text().splitlines())
+    for model in rows.models():
+        for share in SHARES:
+            if rows.labels(model, share):
+                print(f"\n{model}\n\n{table(rows, model, share)}")
+    if a.picture:
+        a.picture.write_text(drawn(rows))
+
+
+if __name__ == "__main__":
+    main()

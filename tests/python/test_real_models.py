@@ -1,0 +1,49 @@
+"""Tables and the picture of bounded caches on real models (bench/quality/real_models.py)."""
+import json
+import pathlib
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench" / "quality"))
+import real_models  # noqa: E402
+
+
+def row(cell, number, nats, gates=None, **fields):
+    fields = fields or {"policy": "full"}
+    return json.dumps({"model": "small", "gates": gates, "key": f"{cell} {number} 1024 {json.dumps(fields)}", "nats": nats, "tokens": 512})
+
+
+QUARTER = {"budget": 192, "buffer": 64, "chunk": 64}
+
+
+def test_losses_are_paired_by_text_and_part():
+    """A text that only one of both has read does not count."""
+    lines = [row("code", n, 512.0 * (n + 1)) for n in range(3)]
+    lines += [row("code", n, 512.0 * (n + 1) + 51.2, policy="snapkv", **QUARTER) for n in (0, 2, 7)]
+    lines += [row("code", 1, 1024.0, "keepd fit", policy="global", budget=96, buffer=32, chunk=32, recent=48)]
+    rows = real_models.Rows(lines)
+    assert rows.models() == ["small"] and rows.labels("small", 8) == ["`global`, recent 48, keepd fit"]
+    (mean, low, high), texts = rows.loss("small", "code", 4, "`snapkv`")
+    assert (mean, low, high) == pytest.approx((0.1, 0.1, 0.1)) and texts == 2
+    assert rows.loss("small", "chats", 4, "`snapkv`") is None
+    assert "| `snapkv` |  | 0.100 (2) |  |  |  |" in real_models.table(rows, "small", 4)
+
+
+def test_few_texts_are_not_drawn():
+    lines = [row(cell, n, 512.0) for cell in real_models.CELLS for n in range(3)]
+    lines += [row(cell, n, 512.0 + 5.12 * i, "keepd fit" if policy == "global" else None, policy=policy, **QUARTER)
+              for i, policy in enumerate(real_models.DRAWN) for cell in real_models.CELLS for n in range(3 if cell == "documents" else 2)]
+    picture = real_models.drawn(real_models.Rows(lines))
+    assert ElementTree.fromstring(picture) is not None
+    assert picture.count('width="12"') == 3
+
+
+def test_the_stored_rows_give_tables(tmp_path):
+    script, picture = ROOT / "bench" / "quality" / "real_models.py", tmp_path / "out.svg"
+    run = subprocess.run([sys.executable, script, ROOT / "bench" / "results" / "real-models.jsonl", picture], capture_output=True, text=True, check=True)
+    assert "SmolLM2-135M" in run.stdout and "`global`, keepd fit" in run.stdout
+    ElementTree.parse(picture)
