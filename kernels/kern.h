@@ -99,8 +99,8 @@ struct kern_matrix {
        input is number `skipped` of its group. group 0: one factor for a whole row. */
     const float *scale;
     int64_t scales, group, skipped;
-    /* Above 0: products with these rows are multiplied by it, before bias and KERN_ADD. The CPU's
-       alone. */
+    /* Above 0: products with these rows are multiplied by it, before bias and KERN_ADD. A device
+       may multiply it into the numbers instead, which it then rounds once more. */
     float factor;
 };
 
@@ -380,7 +380,7 @@ struct kern_batch {
 
 /* Activation of gated products. GELU in its tanh form: g * sigmoid(1.5957691 (g + 0.044715 g^3)).
  * SWIGLU_CLAMPED (gpt-oss, arXiv 2508.10925): g sigmoid(1.702 g) (u + 1), g at most 7, u within
- * -7..7. SIGMOID: sigmoid(g) u. RELU: max(g, 0) u; the CPU's alone. */
+ * -7..7. SIGMOID: sigmoid(g) u. RELU: max(g, 0) u. */
 enum kern_activation { KERN_SILU, KERN_GELU_TANH, KERN_SWIGLU_CLAMPED, KERN_SIGMOID, KERN_RELU };
 
 /* Mixture of experts: a layer's feed-forward network as `count` gated networks, of which each row
@@ -410,7 +410,7 @@ struct kern_experts_spec {
     bool group_best;          /* a group counts as much as its best expert */
     const float *select_bias; /* [count] backend memory, or NULL */
     enum kern_activation activation;
-    bool ungated, sets;                 /* the CPU's alone, as `factors` */
+    bool ungated, sets;
     const float *factors;               /* [count] backend memory, or NULL */
     struct kern_weight *const *gate_up; /* [count] [gate; up], or [up], KERN_SHARD_ROWS */
     struct kern_weight *const *down;    /* [count] KERN_SHARD_COLS */

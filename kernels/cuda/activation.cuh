@@ -15,6 +15,7 @@ static __device__ __forceinline__ float gated(float gate, float up,
                                               enum kern_activation activation) {
     if (activation == KERN_SWIGLU_CLAMPED) return clamped_times(gate, up);
     if (activation == KERN_SIGMOID) return up / (1.0f + expf(-gate));
+    if (activation == KERN_RELU) return (gate < 0 ? 0 : gate) * up; /* a NaN stays one */
     float inner = gate;
     if (activation == KERN_GELU_TANH) inner = 1.59576912f * (gate + 0.044715f * gate * gate * gate);
     return gate / (1.0f + expf(-inner)) * up;

@@ -1,7 +1,8 @@
 /* Pages on the device: opening, a step's append, forks, truncation, reports.
  *
- * One launch appends to all streams of all layers. The host never learns a length: it stores, per
- * slot, whether the slot is in use, the next position, and whether it was ever forked. */
+ * One launch appends to all streams of all layers, and one gives states their own pages. The host
+ * never learns a length: it stores, per slot, whether the slot is in use, the next position, and
+ * whether it was ever forked. */
 #include <limits.h>
 #include <math.h>
 #include <string.h>
@@ -24,6 +25,7 @@ void op_cache_info(const struct kern_cache_options *options, struct kern_cache_i
     info->page_slots = slots > 0 ? slots : 1;
     info->page_slots_least = info->page_slots;
     info->member_slots = 0;
+    info->state_slots = STATE_NUMBERS;
     /* factors; pos, log_beta, score, keys; reference count and place in the ring */
     info->page_bytes = page_bytes_of(dtype, info->page_slots) + (int64_t)info->page_slots * 16 + 8;
 }
@@ -56,6 +58,11 @@ static int check_options(const struct kern_cache_options *o, struct fault *fault
         return fault_set(fault, ERR_LIMIT, "cache", "more than 2^20 streams");
     if (o->rank_cap != 0 && !(o->rank_cap >= 1))
         return fault_set(fault, ERR_INVALID, "cache", "rank_cap must be 0 or at least 1");
+    if (o->states < 0 || (o->states > 0 && o->state_floats < 1))
+        return fault_set(fault, ERR_INVALID, "cache", "states without numbers");
+    if (o->states > 1 << 20 || o->state_floats > 1 << 30)
+        return fault_set(fault, ERR_LIMIT, "cache",
+                         "more than 2^20 states, or 2^30 numbers of a state");
     return 0;
 }
 
@@ -79,6 +86,10 @@ static void set_shape(struct cuda *cuda, const struct kern_cache_options *model)
     p->page_bytes = page_bytes_of(o->dtype, p->page_slots);
     p->scaled = row_scaled(o->dtype);
     p->stream_pages = (o->max_positions + p->page_slots - 1) / p->page_slots;
+    o->state_floats = kern_state_part(model, cuda->comm->ranks);
+    p->rows = p->streams + o->states;
+    p->state_pages = o->states ? (o->state_floats + STATE_NUMBERS - 1) / STATE_NUMBERS : 0;
+    p->slot_pages = (int64_t)p->streams * p->stream_pages + (int64_t)o->states * p->state_pages;
 }
 
 /* Lists all device memory of a cache of this shape; returns the number of regions. The pool is
@@ -86,8 +97,8 @@ static void set_shape(struct cuda *cuda, const struct kern_cache_options *model)
 static int list_regions(struct cuda *cuda, struct region *regions) {
     struct pages *p = &cuda->pages;
     size_t count = (size_t)p->count, side = count * (size_t)p->page_slots;
-    size_t streams = (size_t)p->streams * (size_t)cuda->options.slots;
-    size_t layers = (size_t)p->layers * (size_t)cuda->options.slots;
+    size_t slots = (size_t)cuda->options.slots;
+    size_t layers = (size_t)p->layers * slots;
     const struct region own[] = {
         {(void **)&p->pool, count, (size_t)p->page_bytes, true},
         {(void **)&p->pos, side, sizeof *p->pos, true},
@@ -96,8 +107,8 @@ static int list_regions(struct cuda *cuda, struct region *regions) {
         {(void **)&p->keys, side, sizeof *p->keys, false},
         {(void **)&p->refs, count, sizeof *p->refs, true},
         {(void **)&p->ring, count, sizeof *p->ring, false},
-        {(void **)&p->tables, streams * (size_t)p->stream_pages, sizeof *p->tables, false},
-        {(void **)&p->lengths, streams, sizeof *p->lengths, true},
+        {(void **)&p->tables, slots * (size_t)p->slot_pages, sizeof *p->tables, false},
+        {(void **)&p->lengths, slots * (size_t)p->rows, sizeof *p->lengths, true},
         {(void **)&p->weights, layers, sizeof *p->weights, true},
         {(void **)&p->state, 1, sizeof *p->state, true},
     };
@@ -176,8 +187,10 @@ int op_cache_fit(struct kern *kern, const struct kern_cache_options *options, in
             high = middle - 1;
     }
     *pages = low;
-    struct shard_heads own = shard_heads(cuda_of(kern)->comm, options->heads_q, options->heads_kv);
-    if (low >= (int64_t)options->layers * own.heads_kv) return 0;
+    struct cuda shape = {};
+    shape.comm = cuda_of(kern)->comm;
+    set_shape(&shape, options);
+    if (low >= shape.pages.streams + (int64_t)options->states * shape.pages.state_pages) return 0;
     return fault_set(fault, ERR_NOMEM, "kv-pool-bytes",
                      "%zu of the device's %zu MiB are free, of which %zu stay free for steps; the "
                      "tables of %d sequences and conversations of %d positions take %zu MiB, and "
@@ -248,7 +261,7 @@ int op_cache_open(struct kern *kern, const struct kern_cache_options *options,
     cuda->slots =
         static_cast<struct slot *>(mem_try_alloc((size_t)options->slots, sizeof *cuda->slots));
     cuda->lengths =
-        static_cast<int32_t *>(mem_try_alloc((size_t)cuda->pages.streams, sizeof *cuda->lengths));
+        static_cast<int32_t *>(mem_try_alloc((size_t)cuda->pages.rows, sizeof *cuda->lengths));
     cuda->lengths_slot = -1;
     cuda->attended = static_cast<struct attended *>(
         mem_try_alloc((size_t)options->layers, sizeof *cuda->attended));
@@ -273,37 +286,39 @@ int op_cache_open(struct kern *kern, const struct kern_cache_options *options,
 
 /* ---- A step ---- */
 
-/* Pages [from, to) of a stream hold entries that the step writes: the partly filled page, if any;
- * all pages if attention is added up. */
+/* Pages [from, to) of a row hold what the step writes: of a stream the partly filled page, if any;
+ * all pages if attention is added up, and of a state. */
 struct written {
     int from, to;
 };
 
 static __device__ struct written pages_written(const struct pages &p, const struct span &s,
-                                               int stream) {
-    int length = *pages_length(p, s.slot, stream);
+                                               int row) {
+    int length = *pages_length(p, s.slot, row);
+    if (row >= p.streams) return {0, length};
     return {s.adds ? 0 : length / p.page_slots, pages_for(p, length)};
 }
 
-/* A thread per stream: counts the pages that its new entries need. */
+/* A thread per row: counts the pages that its new entries, or a new state, need. */
 static __global__ void k_claim(struct pages p, const struct span *spans, int count) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= (int64_t)count * p.streams || pages_failed(p)) return;
-    const struct span s = spans[i / p.streams];
-    int length = *pages_length(p, s.slot, (int)(i % p.streams));
-    int need = pages_for(p, length + s.count) - pages_for(p, length);
+    if (i >= (int64_t)count * p.rows || pages_failed(p)) return;
+    const struct span s = spans[i / p.rows];
+    int row = (int)(i % p.rows), length = *pages_length(p, s.slot, row);
+    int need = row < p.streams ? pages_for(p, length + s.count) - pages_for(p, length)
+                               : p.state_pages - length;
     if (need) atomicAdd(&p.state->need, (unsigned long long)need);
 }
 
-/* A warp per stream: drops references to shared pages that the step writes; the last owner keeps
- * the page. The table then contains ~page, and k_copy_shared makes a private copy. */
+/* A warp per row: drops references to shared pages that the step writes; the last owner keeps
+ * the page. The table then contains ~page; k_copy_shared and k_own_states make private copies. */
 static __global__ void k_give_up(struct pages p, const struct span *spans, int count) {
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
     int lane = threadIdx.x % 32;
-    if (i >= (int64_t)count * p.streams || pages_failed(p)) return;
-    const struct span s = spans[i / p.streams];
-    int32_t *table = pages_table(p, s.slot, (int)(i % p.streams));
-    struct written pages = pages_written(p, s, (int)(i % p.streams));
+    if (i >= (int64_t)count * p.rows || pages_failed(p)) return;
+    const struct span s = spans[i / p.rows];
+    int32_t *table = pages_row(p, s.slot, (int)(i % p.rows));
+    struct written pages = pages_written(p, s, (int)(i % p.rows));
     for (int page = pages.from + lane; page < pages.to; page += 32) {
         uint32_t *refs = &p.refs[table[page]];
         if (atomicSub(refs, 1u) > 1u) {
@@ -355,6 +370,32 @@ static __global__ void k_copy_shared(struct pages p, const struct span *spans, i
     }
 }
 
+/* A block per state of a span, a warp per page: copies the pages it gave up, or restores their
+ * references; takes the pages of a new state and fills them with zeros. */
+static __global__ void k_own_states(struct pages p, const struct span *spans) {
+    const struct span s = spans[blockIdx.y];
+    const int row = p.streams + (int)blockIdx.x, lane = threadIdx.x % 32;
+    int32_t *table = pages_row(p, s.slot, row), *length = pages_length(p, s.slot, row);
+    const bool failed = pages_failed(p), fresh = *length == 0;
+    const int count = fresh && !failed ? p.state_pages : *length;
+    for (int page = (int)threadIdx.x / 32; page < count; page += (int)blockDim.x / 32) {
+        const int32_t from = fresh ? 0 : ~table[page];
+        int32_t to = from;
+        if (from < 0) continue;
+        __syncwarp();
+        if (lane == 0 && failed) atomicAdd(&p.refs[from], 1u);
+        if (lane == 0 && !failed) to = pages_taken(p, pages_take(p, 1));
+        to = __shfl_sync(WARP_ALL, to, 0);
+        if (!failed && !fresh) pages_copy(p, to, from, lane, 32);
+        for (int i = lane; fresh && i < PAGE_BYTES / 16; i += 32)
+            ((uint4 *)pages_at(p, to))[i] = {};
+        __syncwarp();
+        if (lane == 0) table[page] = to;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) *length = count;
+}
+
 /* A thread per stream: pages, positions, the new length. */
 static __global__ void k_append(struct pages p, const struct span *spans, int count) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -388,16 +429,21 @@ static void append(struct cuda *cuda, const struct kern_batch *batch) {
     const struct step *step = &cuda->step;
     const struct pages *p = &cuda->pages;
     int64_t streams = (int64_t)step->span_count * p->streams;
+    int64_t rows = (int64_t)step->span_count * p->rows;
     bool shared = any_shared(cuda, batch);
-    LAUNCH(cuda->device, k_claim, blocks_for(streams, THREADS), THREADS, 0, *p, step->spans,
+    LAUNCH(cuda->device, k_claim, blocks_for(rows, THREADS), THREADS, 0, *p, step->spans,
            step->span_count);
     if (shared)
-        LAUNCH(cuda->device, k_give_up, blocks_for(streams, THREADS / 32), THREADS, 0, *p,
-               step->spans, step->span_count);
+        LAUNCH(cuda->device, k_give_up, blocks_for(rows, THREADS / 32), THREADS, 0, *p, step->spans,
+               step->span_count);
     cache_decide(cuda);
     if (shared)
         LAUNCH(cuda->device, k_copy_shared, blocks_for(streams, THREADS / 32), THREADS, 0, *p,
                step->spans, step->span_count);
+    if (cuda->options.states > 0)
+        LAUNCH(cuda->device, k_own_states,
+               dim3((unsigned)cuda->options.states, (unsigned)step->span_count), THREADS, 0, *p,
+               step->spans);
     LAUNCH(cuda->device, k_append, blocks_for(streams, THREADS), THREADS, 0, *p, step->spans,
            step->span_count);
 }
@@ -595,36 +641,42 @@ int cache_sync(struct cuda *cuda) {
 
 /* ---- Slots ---- */
 
-/* A block per stream: keeps the entries before `pos`, frees the other pages. Also runs after
- * errors: a slot must always be releasable. */
+/* A block per row: keeps the entries before `pos`, frees the other pages; a state goes as a whole,
+ * with all entries. Also runs after errors: a slot must always be releasable. */
 static __global__ void k_truncate(struct pages p, int slot, int32_t pos) {
-    int stream = blockIdx.x;
-    const int32_t *table = pages_table(p, slot, stream);
-    int32_t *length = pages_length(p, slot, stream);
-    int old = *length, left = pos <= 0 ? 0 : pages_before(p, table, old, pos);
-    for (int page = pages_for(p, left) + (int)threadIdx.x; page < pages_for(p, old);
+    const int row = (int)blockIdx.x;
+    const int32_t *table = pages_row(p, slot, row);
+    int32_t *length = pages_length(p, slot, row);
+    int old = *length, left = 0;
+    if (pos > 0) left = row < p.streams ? pages_before(p, table, old, pos) : old;
+    for (int page = pages_of_row(p, row, left) + (int)threadIdx.x; page < pages_of_row(p, row, old);
          page += (int)blockDim.x)
         pages_drop(p, table[page]);
     __syncthreads();
     if (threadIdx.x == 0) *length = left;
 }
 
-int op_truncate(struct kern *kern, int slot, int32_t pos) {
-    struct cuda *cuda = cuda_of(kern);
-    CHECK(cuda->has_cache && slot >= 0 && slot < cuda->options.slots && pos >= 0);
+static void truncate_slot(struct cuda *cuda, int slot, int32_t pos) {
     cache_changes(cuda);
-    LAUNCH(cuda->device, k_truncate, (unsigned)cuda->pages.streams, 64, 0, cuda->pages, slot, pos);
+    LAUNCH(cuda->device, k_truncate, (unsigned)cuda->pages.rows, 64, 0, cuda->pages, slot, pos);
     struct slot *state = &cuda->slots[slot];
     int64_t most = (int64_t)cuda->pages.streams * pos;
     if (state->next_pos > pos) state->next_pos = pos;
     if (state->entries_most > most) state->entries_most = most;
+}
+
+int op_truncate(struct kern *kern, int slot, int32_t pos) {
+    struct cuda *cuda = cuda_of(kern);
+    CHECK(cuda->has_cache && slot >= 0 && slot < cuda->options.slots && pos >= 0);
+    if (cuda->options.states > 0 && cuda->slots[slot].next_pos > pos) return ERR_UNSUPPORTED;
+    truncate_slot(cuda, slot, pos);
     return 0;
 }
 
 void op_release(struct kern *kern, int slot) {
     struct cuda *cuda = cuda_of(kern);
     CHECK(cuda->has_cache && slot >= 0 && slot < cuda->options.slots);
-    if (cuda->slots[slot].in_use) op_truncate(kern, slot, 0);
+    if (cuda->slots[slot].in_use) truncate_slot(cuda, slot, 0);
     ring_give(cuda, &cuda->slots[slot]);
     cuda->forked_entries -= cuda->slots[slot].forked;
     cuda->slots[slot] = {};
@@ -639,15 +691,13 @@ static __device__ void share_row(const struct pages &p, int32_t *to, const int32
 }
 
 static __global__ void k_fork(struct pages p, int from, int to) {
-    int stream = blockIdx.x, length = *pages_length(p, from, stream);
-    const int32_t *source = pages_table(p, from, stream);
-    int32_t *target = pages_table(p, to, stream);
-    share_row(p, target, source, pages_for(p, length));
+    int row = blockIdx.x, length = *pages_length(p, from, row);
+    share_row(p, pages_row(p, to, row), pages_row(p, from, row), pages_of_row(p, row, length));
     if (threadIdx.x != 0) return;
-    *pages_length(p, to, stream) = length;
-    if (stream % p.heads_kv == 0)
-        p.weights[(int64_t)to * p.layers + stream / p.heads_kv] =
-            p.weights[(int64_t)from * p.layers + stream / p.heads_kv];
+    *pages_length(p, to, row) = length;
+    if (row < p.streams && row % p.heads_kv == 0)
+        p.weights[(int64_t)to * p.layers + row / p.heads_kv] =
+            p.weights[(int64_t)from * p.layers + row / p.heads_kv];
 }
 
 int op_fork(struct kern *kern, int from, int to) {
@@ -661,7 +711,7 @@ int op_fork(struct kern *kern, int from, int to) {
     rc = join_agree(cuda, rc);
     if (rc) return rc;
     cache_changes(cuda);
-    LAUNCH(cuda->device, k_fork, (unsigned)cuda->pages.streams, 64, 0, cuda->pages, from, to);
+    LAUNCH(cuda->device, k_fork, (unsigned)cuda->pages.rows, 64, 0, cuda->pages, from, to);
     if (source->ring)
         device_copy(cuda->device, target->ring, source->ring, ring_bytes(cuda, source->window));
     source->shared = true;
@@ -718,20 +768,25 @@ int op_report(struct kern *kern, int slot, struct kern_report *report) {
     struct cuda *cuda = cuda_of(kern);
     const struct pages *p = &cuda->pages;
     CHECK(cuda->has_cache && slot >= 0 && slot < cuda->options.slots);
-    size_t streams = (size_t)p->streams;
-    int32_t *lengths = static_cast<int32_t *>(mem_try_alloc(streams, sizeof *lengths));
+    size_t rows = (size_t)p->rows;
+    int32_t *lengths = static_cast<int32_t *>(mem_try_alloc(rows, sizeof *lengths));
     if (!lengths) return ERR_NOMEM;
     report->entries = 0;
     report->pages = 0;
-    int rc = device_download(cuda->device, lengths, p->lengths + (size_t)slot * streams,
-                             streams * sizeof *lengths);
-    for (size_t s = 0; s < streams && !rc; s++) {
+    int rc = device_download(cuda->device, lengths, p->lengths + (size_t)slot * rows,
+                             rows * sizeof *lengths);
+    for (int row = p->streams; row < p->rows && !rc; row++) report->pages += lengths[row];
+    for (int s = 0; s < p->streams && !rc; s++) {
         if (report->lengths) report->lengths[s] = lengths[s];
         report->entries += (size_t)lengths[s];
         report->pages += (lengths[s] + p->page_slots - 1) / p->page_slots;
     }
     report->rank_entries = report->entries;
     report->rank_pages = report->pages;
+    report->state_bytes =
+        cuda->slots[slot].in_use
+            ? (size_t)cuda->options.states * (size_t)cuda->options.state_floats * sizeof(float)
+            : 0;
     if (!rc && report->entries && (report->positions || report->log_beta))
         rc = report->entries > report->entries_max ? ERR_LIMIT
                                                    : report_entries(cuda, slot, lengths, report);

@@ -23,12 +23,11 @@ static int dump_array(struct cuda *cuda, void **to, const void *from, size_t cou
 
 static int open_dump(struct cuda *cuda, struct dump *d) {
     const struct pages *p = &cuda->pages;
-    size_t count = (size_t)p->count, streams = (size_t)p->streams * (size_t)cuda->options.slots;
+    size_t count = (size_t)p->count, slots = (size_t)cuda->options.slots;
     memset(d, 0, sizeof *d);
     int rc = device_download(cuda->device, &d->state, p->state, sizeof d->state);
-    if (!rc)
-        rc = dump_array(cuda, (void **)&d->tables, p->tables, streams * (size_t)p->stream_pages);
-    if (!rc) rc = dump_array(cuda, (void **)&d->lengths, p->lengths, streams);
+    if (!rc) rc = dump_array(cuda, (void **)&d->tables, p->tables, slots * (size_t)p->slot_pages);
+    if (!rc) rc = dump_array(cuda, (void **)&d->lengths, p->lengths, slots * (size_t)p->rows);
     if (!rc) rc = dump_array(cuda, (void **)&d->ring, p->ring, count);
     if (!rc) rc = dump_array(cuda, (void **)&d->refs, p->refs, count);
     if (!rc) rc = dump_array(cuda, (void **)&d->pos, p->pos, count * (size_t)p->page_slots);
@@ -39,9 +38,8 @@ static int open_dump(struct cuda *cuda, struct dump *d) {
 static int check_stream(const struct cuda *cuda, struct dump *d, int slot, int stream,
                         struct fault *fault) {
     const struct pages *p = &cuda->pages;
-    size_t index = (size_t)slot * (size_t)p->streams + (size_t)stream;
-    const int32_t *table = d->tables + index * (size_t)p->stream_pages;
-    int32_t length = d->lengths[index], last = -1;
+    const int32_t *table = d->tables + slot * p->slot_pages + (int64_t)stream * p->stream_pages;
+    int32_t length = d->lengths[(int64_t)slot * p->rows + stream], last = -1;
     const struct slot *state = &cuda->slots[slot];
     if (length < 0 || length > cuda->options.max_positions || (length > 0 && !state->in_use))
         return fault_set(fault, ERR_INTERNAL, "cache", "slot %d stream %d has length %d", slot,
@@ -58,6 +56,24 @@ static int check_stream(const struct cuda *cuda, struct dump *d, int slot, int s
                              "slot %d stream %d entry %d: position %d after %d", slot, stream, i,
                              pos, last);
         last = pos;
+    }
+    return 0;
+}
+
+static int check_state(const struct cuda *cuda, struct dump *d, int slot, int state,
+                       struct fault *fault) {
+    const struct pages *p = &cuda->pages;
+    const int32_t *table = d->tables + slot * p->slot_pages +
+                           (int64_t)p->streams * p->stream_pages + (int64_t)state * p->state_pages;
+    int32_t length = d->lengths[(int64_t)slot * p->rows + p->streams + state];
+    if (length != 0 && (length != p->state_pages || !cuda->slots[slot].in_use))
+        return fault_set(fault, ERR_INTERNAL, "cache", "slot %d state %d has %d pages", slot, state,
+                         length);
+    for (int32_t i = 0; i < length; i++) {
+        if (table[i] < 0 || table[i] >= p->count)
+            return fault_set(fault, ERR_INTERNAL, "cache", "slot %d state %d names page %d", slot,
+                             state, table[i]);
+        d->seen[table[i]]++;
     }
     return 0;
 }
@@ -84,9 +100,12 @@ int op_cache_check(struct kern *kern, struct fault *fault) {
     struct dump d;
     int rc = open_dump(cuda, &d);
     if (rc) fault_set(fault, rc, "cache", "%s while copying the tables", err_text(rc));
-    for (int slot = 0; slot < cuda->options.slots && rc == 0; slot++)
+    for (int slot = 0; slot < cuda->options.slots && rc == 0; slot++) {
         for (int stream = 0; stream < cuda->pages.streams && rc == 0; stream++)
             rc = check_stream(cuda, &d, slot, stream, fault);
+        for (int state = 0; state < cuda->options.states && rc == 0; state++)
+            rc = check_state(cuda, &d, slot, state, fault);
+    }
     if (rc == 0) rc = check_free(cuda, &d, fault);
     close_dump(&d);
     return rc;

@@ -100,6 +100,8 @@ static struct kern_ops make_table(const char *name) {
     t.soft_cap = op_soft_cap;
     t.qk_norm = op_qk_norm;
     t.glu = op_glu;
+    t.glu_apart = op_glu_apart;
+    t.scale = op_scale;
     t.open_gates = op_open_gates;
     t.gather_rows = op_gather_rows;
     t.gate = op_gate;
@@ -115,6 +117,9 @@ static struct kern_ops make_table(const char *name) {
     t.qk_rope = op_qk_rope;
     t.write_kv = op_write_kv;
     t.attend = op_attend;
+    t.short_conv = op_short_conv;
+    t.delta = op_delta;
+    t.mamba = op_mamba;
     t.evict = op_evict;
     t.truncate = op_truncate;
     t.fork = op_fork;

@@ -99,15 +99,18 @@ int op_experts_load(struct kern *kern, const struct kern_experts_spec *spec,
     struct cuda *cuda = cuda_of(kern);
     const struct kern_weight *first = spec->gate_up[0];
     CHECK(spec->used >= 1 && spec->used <= spec->count && spec->count <= KERN_EXPERTS_MAX);
-    CHECK(first->parts == 2 && first->part[0].count == first->part[1].count);
+    const int parts = spec->ungated ? 1 : 2;
+    CHECK(first->parts == parts && first->part[0].count == first->part[parts - 1].count);
+    CHECK(!spec->ungated || !spec->gate_up_bias);
     struct kern_experts *experts =
         static_cast<struct kern_experts *>(mem_try_alloc(1, sizeof *experts));
     if (!experts) return fault_set(fault, ERR_NOMEM, "", "no memory for a layer's experts");
     experts->spec = *spec;
     experts->spec.gate_up = experts->spec.down = NULL;
-    experts->d_ff = (int)(first->rows / 2);
-    experts->gate_up_bias = {
-        spec->gate_up_bias, 2 * spec->d_ff, {(int)first->part[0].first, (int)first->part[1].first}};
+    experts->d_ff = (int)(first->rows / parts);
+    experts->gate_up_bias = {spec->gate_up_bias,
+                             2 * spec->d_ff,
+                             {(int)first->part[0].first, (int)first->part[parts - 1].first}};
     experts->gate_up = upload_matrices(cuda, spec->gate_up, spec->count);
     experts->down = upload_matrices(cuda, spec->down, spec->count);
     int rc = experts->gate_up && experts->down ? device_sync(cuda->device) : ERR_NOMEM;
@@ -132,9 +135,10 @@ void op_experts_free(struct kern *kern, struct kern_experts *experts) {
 
 struct choose_args {
     const float *logits, *bias; /* bias: select_bias */
+    const float *factors;       /* of the experts, or NULL */
     struct routes r;
     int rows, count, used, groups, groups_used;
-    bool normalise, sigmoid;
+    bool normalise, sigmoid, group_best;
     float scale;
 };
 
@@ -202,7 +206,7 @@ static __device__ uint32_t open_groups(const struct scores &s, const struct choo
         const struct choice first = choose_best(s, from, to, 0, lane);
         const uint32_t taken = first.expert % 32 == lane ? 1u << (first.expert / 32) : 0;
         const struct choice second = choose_best(s, from, to, taken, lane);
-        if (lane == g) mine = first.by + second.by;
+        if (lane == g) mine = a.group_best ? first.by : first.by + second.by;
     }
     for (int k = 0; k < a.groups_used; k++) {
         const bool may = lane < a.groups && !(open >> lane & 1);
@@ -231,10 +235,12 @@ static __device__ struct scores score_row(const struct choose_args &a, const flo
 }
 
 /* Sorts a row's choices by expert and divides their weights: few, by one thread. */
-static __device__ void order_row(int32_t *chosen, float *weight, int used, float sum, float scale) {
-    for (int k = 0; k < used; k++) {
+static __device__ void order_row(const struct choose_args &a, int32_t *chosen, float *weight,
+                                 float sum) {
+    for (int k = 0; k < a.used; k++) {
         int expert = chosen[k], to = k;
-        float w = weight[k] / sum * scale;
+        float w = weight[k] / sum * a.scale;
+        if (a.factors) w *= a.factors[expert];
         for (; to > 0 && chosen[to - 1] > expert; to--) {
             chosen[to] = chosen[to - 1];
             weight[to] = weight[to - 1];
@@ -270,7 +276,7 @@ static __global__ void k_choose(const struct choose_args a) {
         if (!(taken >> i & 1)) rest += expf(logits[e] - most);
     for (int by = 16; by > 0; by /= 2) rest += __shfl_xor_sync(WARP_ALL, rest, by);
     if (!s.plain) sum = a.normalise ? sum + SUM_LEAST : 1;
-    if (lane == 0) order_row(chosen, weight, a.used, sum + rest, a.scale);
+    if (lane == 0) order_row(a, chosen, weight, sum + rest);
 }
 
 /* A warp's 32 uses from use `first` on: those before this lane's that have its expert, and whether
@@ -370,6 +376,7 @@ struct expert_args {
     struct routes r;
     int cols, outputs;
     enum kern_activation activation;
+    bool ungated; /* outputs are their own gates */
 };
 
 static __device__ __forceinline__ float weight_at(const struct matrix &m, int64_t row, int column,
@@ -426,8 +433,11 @@ template <bool GATED> static __global__ void k_product(const struct expert_args 
     }
     float value = multiply_group(m, out, rows, a.cols, lane) + bias_at(a.bias, g.expert, 0, out);
     if (GATED) {
-        float up = multiply_group(m, (int64_t)out + a.outputs, rows, a.cols, lane);
-        value = gated(value, up + bias_at(a.bias, g.expert, 1, out), a.activation);
+        float up = value;
+        if (!a.ungated)
+            up = multiply_group(m, (int64_t)out + a.outputs, rows, a.cols, lane) +
+                 bias_at(a.bias, g.expert, 1, out);
+        value = gated(value, up, a.activation);
     }
     if (lane < g.count) a.y[(int64_t)(g.first + lane) * a.outputs + out] = value;
 }
@@ -485,16 +495,28 @@ static void multiply_all(struct cuda *cuda, const struct kern_experts *experts,
     const struct kern_experts_spec *spec = &experts->spec;
     size_t uses = (size_t)rows * (size_t)spec->used;
     unsigned groups = (unsigned)groups_max(spec->count, uses);
-    const struct expert_args in = {
-        experts->gate_up, x, r.ff, experts->gate_up_bias, r, spec->d_model, experts->d_ff,
-        spec->activation};
+    const struct expert_args in = {experts->gate_up,
+                                   x,
+                                   r.ff,
+                                   experts->gate_up_bias,
+                                   r,
+                                   spec->d_model,
+                                   experts->d_ff,
+                                   spec->activation,
+                                   spec->ungated};
     LAUNCH_OVERLAPPED(cuda->device, k_product<true>, dim3(groups, blocks_for(experts->d_ff, WARPS)),
                       THREADS, 0, in);
     /* The ranks' products are summed: the first adds the bias. */
     const float *bias = cuda->comm->rank == 0 ? spec->down_bias : NULL;
-    const struct expert_args back = {
-        experts->down, r.ff,          r.out,           {bias, spec->d_model, {0, 0}}, r,
-        experts->d_ff, spec->d_model, spec->activation};
+    const struct expert_args back = {experts->down,
+                                     r.ff,
+                                     r.out,
+                                     {bias, spec->d_model, {0, 0}},
+                                     r,
+                                     experts->d_ff,
+                                     spec->d_model,
+                                     spec->activation,
+                                     false};
     LAUNCH_OVERLAPPED(cuda->device, k_product<false>,
                       dim3(groups, blocks_for(spec->d_model, WARPS)), THREADS, 0, back);
 }
@@ -512,6 +534,7 @@ void op_experts(struct kern *kern, float *y, const float *x, const float *logits
     if (has_room && sums) {
         const struct choose_args choose = {logits,
                                            spec->select_bias,
+                                           spec->factors,
                                            r,
                                            rows,
                                            spec->count,
@@ -520,6 +543,7 @@ void op_experts(struct kern *kern, float *y, const float *x, const float *logits
                                            spec->groups_used,
                                            spec->normalise,
                                            spec->sigmoid,
+                                           spec->group_best,
                                            spec->scale > 0 ? spec->scale : 1};
         LAUNCH_OVERLAPPED(cuda->device, k_choose, blocks_for(rows, WARPS), THREADS, 0, choose);
         const unsigned sorters = blocks_for((int64_t)rows * spec->used, SORTERS * PIECE);
@@ -527,13 +551,16 @@ void op_experts(struct kern *kern, float *y, const float *x, const float *logits
         LAUNCH_OVERLAPPED(cuda->device, k_place, 1, THREADS, WARPS * sizeof(int), choose);
         LAUNCH_OVERLAPPED(cuda->device, k_sort, sorters, SORTERS * 32, 0, choose);
         multiply_all(cuda, experts, r, x, rows);
-        const struct sum_args sum = {sums, r, count, spec->d_model, spec->used, !joins};
+        const struct sum_args sum = {sums,          r,          count,
+                                     spec->d_model, spec->used, !joins && !spec->sets};
         LAUNCH_OVERLAPPED(cuda->device, k_sum, blocks_for(count, THREADS), THREADS, 0, sum);
     }
     if (!joins) return;
     if (!has_room) device_lose(cuda->device); /* the others wait for this rank's sums */
     join_reduce(cuda, sums, (size_t)count, COMM_F32, COMM_SUM);
-    if (has_room && sums)
+    if (has_room && sums && spec->sets)
+        device_copy(cuda->device, y, sums, (size_t)count * sizeof *y);
+    else if (has_room && sums)
         LAUNCH_OVERLAPPED(cuda->device, k_add_sums, blocks_for(count, THREADS), THREADS, 0, y, sums,
                           count);
 }

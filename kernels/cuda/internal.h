@@ -49,7 +49,7 @@ struct slot {
     bool shared;   /* has been forked: pages may be shared, so writers check */
     bool measured; /* has evicted: the layers' weights are measured */
     bool adds;     /* prepared for a rule that adds up attention */
-    int64_t pages; /* the most that it will have, as prepare was told */
+    int64_t pages; /* the most that its streams will have, as prepare was told */
     int32_t next_pos;
     int64_t entries_most; /* upper bound of its entries, counted from appends and evictions */
     int64_t forked;       /* entries that it shared with its source when it was forked */
@@ -175,7 +175,7 @@ struct cuda {
     struct room hidden;           /* layers of gates and of experts */
     struct room parts;            /* sums of the parts of a product, see products.h */
     struct room sums;             /* sums of the activations of blocks, see packed.cu */
-    struct room squares;          /* sums of squares of heads, see rope.cu */
+    struct room squares;          /* sums of squares of heads, see rope.cu and mamba.cu */
     struct room rotated;          /* queries of a step, where the cache's rows are rotated */
     struct room select;           /* all stages of evict */
     struct room look;             /* attention added up in one step */
@@ -308,6 +308,9 @@ void op_add_norm(struct kern *kern, float *y, float *x, const float *weight, int
 void op_open_gates(struct kern *kern, float *x, const float *gates, int rows, int dim, bool one);
 void op_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_ff,
             enum kern_activation activation);
+void op_glu_apart(struct kern *kern, float *y, const float *gate, const float *up,
+                  int64_t up_stride, int rows, int dim, enum kern_activation activation);
+void op_scale(struct kern *kern, float *x, const float *factor, int rows, int dim);
 void op_gather_rows(struct kern *kern, float *y, const float *x, const int32_t *index, int count,
                     int dim);
 /* rounded_take: memory for the rounded output of the launch about to be queued, or none.
@@ -336,6 +339,14 @@ int matmul_reserve(struct cuda *cuda, int rows);
 int rooms_reserve(struct cuda *cuda);
 size_t rooms_bytes(const struct cuda *cuda, const struct kern_cache_options *options);
 size_t sample_bytes(int rows, int vocab);
+
+/* delta.cu, mamba.cu, conv.cu */
+void op_short_conv(struct kern *kern, int state, float *y, const float *bcx, const float *taps,
+                   int channels, int width, const struct kern_batch *batch);
+void op_delta(struct kern *kern, int state, float *y, float *in, float *rates,
+              const struct kern_delta *delta, const struct kern_batch *batch);
+void op_mamba(struct kern *kern, int state, float *y, float *in, float *shared,
+              const struct kern_mamba *mamba, const struct kern_batch *batch);
 
 /* gate.cu */
 int op_gate_load(struct kern *kern, const struct kern_gate_spec *spec, struct kern_gate **out,

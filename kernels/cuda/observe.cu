@@ -600,7 +600,8 @@ int op_prepare(struct kern *kern, int index, const struct kern_rule *rule, int64
     CHECK(cuda->has_cache && index >= 0 && index < cuda->options.slots && pages >= 0);
     struct slot *slot = &cuda->slots[index];
     if (rule && rule_shared(cuda, rule) > device_shared(cuda->device)) return ERR_UNSUPPORTED;
-    slot->pages = pages;
+    const int64_t states = (int64_t)cuda->options.states * cuda->pages.state_pages;
+    slot->pages = pages > states ? pages - states : 0;
     slot->adds = rule_adds(rule);
     int rc = ring_take(cuda, slot, rule_window(rule));
     if (!rc && slot->adds) rc = mass_reserve(cuda);

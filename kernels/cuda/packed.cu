@@ -46,12 +46,19 @@ size_t packed_sums(const struct kern_weight *w) {
     return (size_t)blocks_of(w->cols) * (size_t)(1 + packed_split(w->dtype));
 }
 
-/* The blocks of output `out` of all parts; NULL: it is padding. `to`: for what a reader makes. */
-static const struct block *blocks_at(const struct kern_weight *w, const struct kern_matrix *parts,
-                                     int64_t out, struct block *to) {
+/* A row of a matrix: its blocks, NULL in padding, and what their factors are multiplied by. */
+struct packed_row {
+    const struct block *blocks;
+    float by;
+};
+
+/* Output `out` of all parts. `to`: for what a reader makes. */
+static struct packed_row row_at(const struct kern_weight *w, const struct kern_matrix *parts,
+                                int64_t out, struct block *to) {
     for (int i = 0; i < w->parts; out -= parts[i++].rows)
-        if (out < parts[i].rows) return blocks_of_row(&parts[i], out, to);
-    return NULL;
+        if (out < parts[i].rows)
+            return {blocks_of_row(&parts[i], out, to), parts[i].factor > 0 ? parts[i].factor : 1};
+    return {NULL, 1};
 }
 
 /* Room for what readers make of PACKED_OUTPUTS rows: blocks of each of them. */
@@ -64,7 +71,8 @@ static size_t made_blocks(const struct kern_weight *w, const struct kern_matrix 
 }
 
 /* Output `o` of a tile. */
-static void pack_block(const struct block *from, int dtype, int o, uint8_t *codes, float *factors) {
+static void pack_block(const struct block *from, float by, int dtype, int o, uint8_t *codes,
+                       float *factors) {
     const int bytes = packed_lane_bytes(dtype), narrow = packed_narrow(dtype);
     for (int i = 0; i < KERN_BLOCK; i++) {
         int bit = packed_bit(dtype, packed_place(o, i));
@@ -72,15 +80,15 @@ static void pack_block(const struct block *from, int dtype, int o, uint8_t *code
         codes[packed_lane(o, i) * bytes + bit / 8] |= (uint8_t)(code << (narrow ? bit % 8 : 0));
     }
     for (int half = 0; half <= packed_split(dtype); half++, factors += PACKED_OUTPUTS) {
-        *factors = from->scale[half];
+        *factors = from->scale[half] * by;
         if (packed_least(dtype))
-            factors[(1 + packed_split(dtype)) * PACKED_OUTPUTS] = from->least[half];
+            factors[(1 + packed_split(dtype)) * PACKED_OUTPUTS] = from->least[half] * by;
     }
 }
 
 static void pack_tiles(const struct kern_weight *w, const struct kern_matrix *parts, int64_t first,
                        int64_t count, uint8_t *codes, float *factors, struct block *made) {
-    const struct block *rows[PACKED_OUTPUTS];
+    struct packed_row rows[PACKED_OUTPUTS];
     const size_t each = made_blocks(w, parts);
     const int64_t blocks = blocks_of(w->cols);
     const size_t code_bytes = (size_t)PACKED_WARP * (size_t)packed_lane_bytes(w->dtype);
@@ -91,11 +99,11 @@ static void pack_tiles(const struct kern_weight *w, const struct kern_matrix *pa
         for (int o = 0; o < PACKED_OUTPUTS; o++) {
             size_t at = (size_t)(tile - first);
             if (tile == first || tile % blocks == 0)
-                rows[o] = blocks_at(w, parts, tile / blocks * PACKED_OUTPUTS + o,
-                                    made + (size_t)o * each);
-            if (rows[o])
-                pack_block(&rows[o][tile % blocks], w->dtype, o, codes + at * code_bytes,
-                           factors + at * factor_count + o);
+                rows[o] =
+                    row_at(w, parts, tile / blocks * PACKED_OUTPUTS + o, made + (size_t)o * each);
+            if (rows[o].blocks)
+                pack_block(&rows[o].blocks[tile % blocks], rows[o].by, w->dtype, o,
+                           codes + at * code_bytes, factors + at * factor_count + o);
         }
 }
 

@@ -14,6 +14,10 @@
  * page table[i / P]. Memory at or after a stream's length is stale, and may be NaN if another
  * sequence left it: kernels mask it as keys and as values.
  *
+ * A slot has a row of pages for each stream and, behind them, for each recurrent state, which has
+ * all its pages or, before its first step, none. A page of a state is 2,048 float32 numbers, one
+ * after the other.
+ *
  * Free pages are a ring with 64-bit counters: head = pages taken since start, tail = pages freed;
  * tail - head are free. Kernels of one launch either take or free, never both.
  *
@@ -30,6 +34,8 @@
 #define CHUNK_DIMS                                                                                 \
     8 /* dimensions per piece, the part of a row that one thread processes: 16 bytes of bf16, 8 of \
          e4m3 */
+
+#define STATE_NUMBERS (PAGE_BYTES / 4) /* of a recurrent state, in a page */
 
 #define SCORE_NONE (-1.0f) /* no score yet; scores of attention are never negative */
 
@@ -52,8 +58,8 @@ struct pages {
     uint32_t *keys;   /* [count][P]: keys of the current eviction */
     uint32_t *refs;   /* [count]: number of tables that refer to the page; 0 = free */
     int32_t *ring;    /* [count] */
-    int32_t *tables;  /* [slots][streams][stream_pages] */
-    int32_t *lengths; /* [slots][streams] */
+    int32_t *tables;  /* [slots][slot_pages]: [streams][stream_pages], [states][state_pages] */
+    int32_t *lengths; /* [slots][rows]: entries of a stream, pages of a state */
     float *weights;   /* [slots][layers]: measured layer weights */
     struct pages_state *state;
     int64_t count;
@@ -64,6 +70,8 @@ struct pages {
     int heads_model, head_first;             /* KV heads of all ranks; the first one on this rank */
     int page_slots;                          /* P */
     int stream_pages;                        /* ceil(max_positions / P) */
+    int rows, state_pages;                   /* streams and states; pages of a state */
+    int64_t slot_pages;                      /* entries of a slot's tables */
 };
 
 static __host__ __device__ __forceinline__ int page_slots_of(int row_bytes) {
@@ -87,12 +95,18 @@ static __host__ __device__ __forceinline__ int page_offset(int head_dim, int sid
 
 static __device__ __forceinline__ int32_t *pages_table(const struct pages &p, int slot,
                                                        int stream) {
-    return p.tables + ((int64_t)slot * p.streams + stream) * p.stream_pages;
+    return p.tables + slot * p.slot_pages + (int64_t)stream * p.stream_pages;
+}
+
+/* The same of a stream or, numbered behind the streams, a state. */
+static __device__ __forceinline__ int32_t *pages_row(const struct pages &p, int slot, int row) {
+    if (row < p.streams) return pages_table(p, slot, row);
+    return pages_table(p, slot, p.streams) + (int64_t)(row - p.streams) * p.state_pages;
 }
 
 static __device__ __forceinline__ int32_t *pages_length(const struct pages &p, int slot,
                                                         int stream) {
-    return p.lengths + (int64_t)slot * p.streams + stream;
+    return p.lengths + (int64_t)slot * p.rows + stream;
 }
 
 /* A stream's number in the model. */
@@ -123,6 +137,17 @@ static __device__ __forceinline__ float pages_scale(const struct pages &p, int32
 
 static __device__ __forceinline__ int pages_for(const struct pages &p, int length) {
     return (length + p.page_slots - 1) / p.page_slots;
+}
+
+/* The same for a row: a state's length is its number of pages. */
+static __device__ __forceinline__ int pages_of_row(const struct pages &p, int row, int length) {
+    return row < p.streams ? pages_for(p, length) : length;
+}
+
+/* Number `at` of a state. */
+static __device__ __forceinline__ float *pages_number(const struct pages &p, const int32_t *table,
+                                                      int at) {
+    return (float *)pages_at(p, table[at / STATE_NUMBERS]) + at % STATE_NUMBERS;
 }
 
 /* Index of an entry in the side arrays. */

@@ -253,16 +253,22 @@ void op_soft_cap(struct kern *kern, float *x, int rows, int dim, float cap) {
                       count, cap);
 }
 
+/* Rows of gates and of what they open, strides apart. */
+struct gated_rows {
+    const float *gate, *up;
+    int64_t gate_stride, up_stride;
+};
+
 /* A thread per WIDTH numbers, which divides d_ff; `round`: y in 16 bits, or none. */
 template <enum kern_activation ACTIVATION, int WIDTH>
-static __global__ void k_glu(float *y, const struct rounded round, const float *gate_up,
+static __global__ void k_glu(float *y, const struct rounded round, const struct gated_rows x,
                              int64_t count, int d_ff) {
     ptx_overlap_grids();
     int64_t i = WIDTH * ((int64_t)blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= count) return;
-    int64_t at = i / d_ff * 2 * d_ff + i % d_ff;
-    const struct several<WIDTH> gate = read_several<WIDTH>(gate_up + at);
-    struct several<WIDTH> up = read_several<WIDTH>(gate_up + at + d_ff);
+    int64_t row = i / d_ff, at = i % d_ff;
+    const struct several<WIDTH> gate = read_several<WIDTH>(x.gate + row * x.gate_stride + at);
+    struct several<WIDTH> up = read_several<WIDTH>(x.up + row * x.up_stride + at);
 #pragma unroll
     for (int k = 0; k < WIDTH; k++) up.of[k] = gated(gate.of[k], up.of[k], ACTIVATION);
     write_rounded<WIDTH>(y + i, round.x ? (uint16_t *)round.x + i : NULL, up, round.dtype);
@@ -270,11 +276,12 @@ static __global__ void k_glu(float *y, const struct rounded round, const float *
 
 /* A block per row, because the row's largest number must be known before the first is rounded. */
 template <enum kern_activation ACTIVATION>
-static __global__ void k_glu_rows(float *y, const struct rounded round, const float *gate_up,
+static __global__ void k_glu_rows(float *y, const struct rounded round, const struct gated_rows x,
                                   int64_t d_ff) {
     ptx_overlap_grids();
     SHARED_MEMORY(shared);
-    const float4 *gate = (const float4 *)(gate_up + blockIdx.x * 2 * d_ff), *up = gate + d_ff / 4;
+    const float4 *gate = (const float4 *)(x.gate + blockIdx.x * x.gate_stride);
+    const float4 *up = (const float4 *)(x.up + blockIdx.x * x.up_stride);
     float *row = y + blockIdx.x * d_ff, most = 0;
     for (int64_t i = threadIdx.x; i < d_ff / 4; i += (int)blockDim.x) {
         float4 g = gate[i], u = up[i];
@@ -287,30 +294,61 @@ static __global__ void k_glu_rows(float *y, const struct rounded round, const fl
 }
 
 template <enum kern_activation ACTIVATION>
-static void glu(struct cuda *cuda, float *y, const float *gate_up, int rows, int d_ff) {
+static void glu_as(struct cuda *cuda, float *y, const struct gated_rows &x, int rows, int d_ff) {
     int64_t count = (int64_t)rows * d_ff;
+    /* All reads of four numbers are aligned. */
+    const bool wide = (d_ff | x.gate_stride | x.up_stride) % 4 == 0 &&
+                      ((uintptr_t)x.gate | (uintptr_t)x.up) % sizeof(float4) == 0;
+    const struct rounded none = {};
     struct rounded round = rounded_take(cuda, rows, d_ff);
+    if (round.scale && !wide) round = none;
     if (round.scale)
         LAUNCH_OVERLAPPED(cuda->device, k_glu_rows<ACTIVATION>, (unsigned)rows, GLU_THREADS,
-                          GLU_THREADS / 32 * sizeof(float), y, round, gate_up, (int64_t)d_ff);
-    else if (d_ff % 4 == 0)
+                          GLU_THREADS / 32 * sizeof(float), y, round, x, (int64_t)d_ff);
+    else if (wide)
         LAUNCH_OVERLAPPED(cuda->device, (k_glu<ACTIVATION, 4>), blocks_for(count, 4 * THREADS),
-                          THREADS, 0, y, round, gate_up, count, d_ff);
+                          THREADS, 0, y, round, x, count, d_ff);
     else
         LAUNCH_OVERLAPPED(cuda->device, (k_glu<ACTIVATION, 1>), blocks_for(count, THREADS), THREADS,
-                          0, y, round, gate_up, count, d_ff);
+                          0, y, round, x, count, d_ff);
     rounded_put(cuda, round, y, rows, d_ff);
+}
+
+static void glu(struct cuda *cuda, float *y, const struct gated_rows &x, int rows, int d_ff,
+                enum kern_activation activation) {
+    if (activation == KERN_SILU)
+        glu_as<KERN_SILU>(cuda, y, x, rows, d_ff);
+    else if (activation == KERN_GELU_TANH)
+        glu_as<KERN_GELU_TANH>(cuda, y, x, rows, d_ff);
+    else if (activation == KERN_RELU)
+        glu_as<KERN_RELU>(cuda, y, x, rows, d_ff);
+    else
+        glu_as<KERN_SWIGLU_CLAMPED>(cuda, y, x, rows, d_ff);
 }
 
 void op_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_ff,
             enum kern_activation activation) {
-    struct cuda *cuda = cuda_of(kern);
-    if (activation == KERN_SILU)
-        glu<KERN_SILU>(cuda, y, gate_up, rows, d_ff);
-    else if (activation == KERN_GELU_TANH)
-        glu<KERN_GELU_TANH>(cuda, y, gate_up, rows, d_ff);
-    else
-        glu<KERN_SWIGLU_CLAMPED>(cuda, y, gate_up, rows, d_ff);
+    const int64_t stride = 2 * (int64_t)d_ff;
+    const struct gated_rows x = {gate_up, gate_up + d_ff, stride, stride};
+    glu(cuda_of(kern), y, x, rows, d_ff, activation);
+}
+
+void op_glu_apart(struct kern *kern, float *y, const float *gate, const float *up,
+                  int64_t up_stride, int rows, int dim, enum kern_activation activation) {
+    const struct gated_rows x = {gate, up, dim, up_stride};
+    glu(cuda_of(kern), y, x, rows, dim, activation);
+}
+
+static __global__ void k_scale(float *x, const float *factor, int64_t count) {
+    ptx_overlap_grids();
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) x[i] *= *factor;
+}
+
+void op_scale(struct kern *kern, float *x, const float *factor, int rows, int dim) {
+    const int64_t count = (int64_t)rows * dim;
+    LAUNCH_OVERLAPPED(cuda_of(kern)->device, k_scale, blocks_for(count, THREADS), THREADS, 0, x,
+                      factor, count);
 }
 
 static __global__ void k_open_gates(float *x, const float *gates, int64_t count, int each) {

@@ -13,7 +13,7 @@
 #define THREADS 256
 
 static struct snapshot_shape shape_of(const struct cuda *cuda) {
-    return {&cuda->options, cuda->pages.page_slots, nullptr, 0, 0, 1, false};
+    return {&cuda->options, cuda->pages.page_slots, nullptr, 0, cuda->pages.state_pages, 1, false};
 }
 
 /* ---- On the device ---- */
@@ -86,12 +86,40 @@ static __global__ void k_take(struct block_args b) {
     *pages_length(p, b.slot, b.stream) = b.length;
 }
 
+/* A state's numbers, out of its pages and into them: a thread each. */
+struct state_args {
+    struct pages pages;
+    float *numbers;
+    int32_t slot, row, count;
+};
+
+static __global__ void k_export_state(struct state_args a) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const int32_t *table = pages_row(a.pages, a.slot, a.row);
+    if (i < a.count) a.numbers[i] = *pages_number(a.pages, table, (int)i);
+}
+
+static __global__ void k_import_state(struct state_args a) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const int32_t *table = pages_row(a.pages, a.slot, a.row);
+    if (i < a.count) *pages_number(a.pages, table, (int)i) = a.numbers[i];
+}
+
+/* Takes pages for a state; enough are free. One thread. */
+static __global__ void k_take_state(struct state_args a) {
+    const struct pages &p = a.pages;
+    int32_t *table = pages_row(p, a.slot, a.row);
+    unsigned long long place = pages_take(p, p.state_pages);
+    for (int page = 0; page < p.state_pages; page++) table[page] = pages_taken(p, place++);
+    *pages_length(p, a.slot, a.row) = p.state_pages;
+}
+
 /* ---- Out ---- */
 
-/* The lengths of the slot's streams on the host; NULL when the device failed. */
+/* The lengths of the slot's rows on the host; NULL when the device failed. */
 static const int32_t *lengths_of(struct cuda *cuda, int slot) {
     const struct pages *p = &cuda->pages;
-    size_t rows = (size_t)p->streams;
+    size_t rows = (size_t)p->rows;
     if (cuda->lengths_slot != slot) {
         cuda->lengths_slot = -1;
         if (device_download(cuda->device, cuda->lengths, p->lengths + (size_t)slot * rows,
@@ -106,8 +134,9 @@ size_t op_snapshot_size(struct kern *kern, int slot, int block) {
     struct cuda *cuda = cuda_of(kern);
     struct snapshot_shape shape = shape_of(cuda);
     CHECK(cuda->has_cache && slot >= 0 && slot < cuda->options.slots);
-    CHECK(block >= 0 && block <= cuda->pages.streams);
+    CHECK(block >= 0 && block <= cuda->pages.rows);
     if (block == 0) return snapshot_arrays(&shape, cuda->slots[slot].window).size;
+    if (block > cuda->pages.streams) return snapshot_state_size(&shape);
     const int32_t *lengths = lengths_of(cuda, slot);
     return lengths ? snapshot_stream_size(&shape, block - 1, lengths[block - 1], 0) : 0;
 }
@@ -173,6 +202,10 @@ static struct block_args block_of(struct cuda *cuda, int slot, int stream, int32
     return b;
 }
 
+static struct state_args state_of(const struct cuda *cuda, int slot, int row, void *numbers) {
+    return {cuda->pages, static_cast<float *>(numbers), slot, row, cuda->options.state_floats};
+}
+
 int op_snapshot_export(struct kern *kern, int slot, int block, void *to) {
     struct cuda *cuda = cuda_of(kern);
     size_t bytes = op_snapshot_size(kern, slot, block);
@@ -180,6 +213,11 @@ int op_snapshot_export(struct kern *kern, int slot, int block, void *to) {
     if (bytes == 0) return ERR_DEVICE;
     void *words = room_take(cuda, &cuda->gather, bytes);
     if (!words) return cache_sync(cuda);
+    if (block > cuda->pages.streams) {
+        const struct state_args a = state_of(cuda, slot, block - 1, words);
+        LAUNCH(cuda->device, k_export_state, blocks_for(a.count, THREADS), THREADS, 0, a);
+        return device_download(cuda->device, to, words, bytes);
+    }
     struct block_args b = block_of(cuda, slot, block - 1, cuda->lengths[block - 1], words);
     LAUNCH(cuda->device, k_export, blocks_for(b.count, THREADS), THREADS, 0, b);
     return device_download(cuda->device, to, words, bytes);
@@ -215,6 +253,17 @@ static int import_stream(struct cuda *cuda, int slot, int stream, const struct k
     return cache_sync(cuda);
 }
 
+static int import_state(struct cuda *cuda, int slot, int row, const struct kern_block *block) {
+    if (cuda->pages.state_pages > pages_free(cuda)) return ERR_FULL;
+    void *words = room_take(cuda, &cuda->gather, block->size);
+    if (!words) return cache_sync(cuda);
+    device_upload(cuda->device, words, block->data, block->size);
+    const struct state_args a = state_of(cuda, slot, row, words);
+    LAUNCH(cuda->device, k_take_state, 1, 1, 0, a);
+    LAUNCH(cuda->device, k_import_state, blocks_for(a.count, THREADS), THREADS, 0, a);
+    return cache_sync(cuda);
+}
+
 /* Block 0: weights and queries; room is allocated before pages are taken. */
 static int import_slot(struct cuda *cuda, int slot, const struct snapshot_slot *head,
                        const struct kern_block *block) {
@@ -240,8 +289,9 @@ static int import_slot(struct cuda *cuda, int slot, const struct snapshot_slot *
 int op_snapshot_import(struct kern *kern, int slot, int block, const struct kern_block *from) {
     struct cuda *cuda = cuda_of(kern);
     CHECK(cuda->has_cache && slot >= 0 && slot < cuda->options.slots);
-    CHECK(block >= 0 && block <= cuda->pages.streams && cuda->slots[slot].in_use == (block > 0));
+    CHECK(block >= 0 && block <= cuda->pages.rows && cuda->slots[slot].in_use == (block > 0));
     cache_changes(cuda);
+    if (block > cuda->pages.streams) return import_state(cuda, slot, block - 1, from);
     if (block > 0) return import_stream(cuda, slot, block - 1, from);
     struct snapshot_slot head = snapshot_read_slot(from);
     cuda->slots[slot].in_use = true;

@@ -123,6 +123,25 @@ static void take_parts(const struct cuda *cuda, struct kern_weight *w,
     }
 }
 
+/* A part's factor is multiplied into its numbers, or into its rows' factors where it has some. */
+static float factor_of(const struct kern_matrix *part) {
+    return part->factor > 0 ? part->factor : 1;
+}
+
+/* Are the part's numbers uploaded as they are? */
+static bool is_plain(const struct kern_matrix *part, enum kern_dtype dtype) {
+    return dtype == part->dtype && (dtype == KERN_E4M3 || factor_of(part) == 1);
+}
+
+/* F32, BF16 or F16. */
+static void put_number(char *to, enum kern_dtype dtype, float x) {
+    const uint16_t half = dtype == KERN_F16 ? number_to_f16(x) : number_to_bf16(x);
+    if (dtype == KERN_F32)
+        memcpy(to, &x, sizeof x);
+    else
+        memcpy(to, &half, sizeof half);
+}
+
 /* Packs consecutive rows, in the weight's number format. */
 static void pack_rows(char *to, enum kern_dtype dtype, const struct kern_matrix *part, int64_t row,
                       int64_t rows) {
@@ -130,12 +149,14 @@ static void pack_rows(char *to, enum kern_dtype dtype, const struct kern_matrix 
     for (int64_t r = row; r < row + rows; r++, to += (size_t)part->cols * size) {
         const char *from =
             static_cast<const char *>(part->data) + (size_t)(r * part->stride) * from_size;
-        float *wide = reinterpret_cast<float *>(to), scale = part->scale ? part->scale[r] : 1;
-        if (dtype == part->dtype)
+        const float scale = (part->scale ? part->scale[r] : 1) * factor_of(part);
+        if (is_plain(part, dtype)) {
             memcpy(to, from, (size_t)part->cols * size);
-        else
-            for (int64_t i = 0; i < part->cols; i++)
-                wide[i] = number_element(from + (size_t)i * from_size, part->dtype) * scale;
+            continue;
+        }
+        for (int64_t i = 0; i < part->cols; i++)
+            put_number(to + (size_t)i * size, dtype,
+                       number_element(from + (size_t)i * from_size, part->dtype) * scale);
     }
 }
 
@@ -143,7 +164,7 @@ static void pack_rows(char *to, enum kern_dtype dtype, const struct kern_matrix 
 static int upload_part(struct cuda *cuda, char *to, enum kern_dtype dtype,
                        const struct kern_matrix *part) {
     size_t row_bytes = (size_t)part->cols * kern_dtype_bytes(dtype);
-    if (dtype == part->dtype && part->stride == part->cols) {
+    if (is_plain(part, dtype) && part->stride == part->cols) {
         device_upload(cuda->device, to, part->data, (size_t)part->rows * row_bytes);
         return 0;
     }
@@ -174,6 +195,15 @@ static bool alloc_weight(struct cuda *cuda, struct kern_weight *w) {
     return w->data && (w->scale || !scaled) && (w->bias || !biased);
 }
 
+static int upload_scales(struct cuda *cuda, float *to, const struct kern_matrix *part) {
+    float *scales = static_cast<float *>(mem_try_alloc((size_t)part->rows, sizeof *scales));
+    if (!scales) return ERR_NOMEM;
+    for (int64_t row = 0; row < part->rows; row++) scales[row] = part->scale[row] * factor_of(part);
+    device_upload(cuda->device, to, scales, (size_t)part->rows * sizeof *to);
+    mem_free(scales);
+    return 0;
+}
+
 static int upload_parts(struct cuda *cuda, struct kern_weight *w, const struct kern_matrix *own) {
     size_t row_bytes = (size_t)w->cols * kern_dtype_bytes(w->dtype);
     char *to = static_cast<char *>(w->data);
@@ -183,8 +213,8 @@ static int upload_parts(struct cuda *cuda, struct kern_weight *w, const struct k
     for (int i = 0; i < w->parts && !rc && !packed; i++) {
         rc = upload_part(cuda, to, w->dtype, &own[i]);
         to += (size_t)own[i].rows * row_bytes;
-        if (!scale) continue;
-        device_upload(cuda->device, scale, own[i].scale, (size_t)own[i].rows * sizeof *scale);
+        if (!scale || rc) continue;
+        rc = upload_scales(cuda, scale, &own[i]);
         scale += own[i].rows;
     }
     return rc ? rc : device_sync(cuda->device);
@@ -435,6 +465,8 @@ int matmul_reserve(struct cuda *cuda, int rows) {
     if (cuda->options.qk_norm_wide)
         squares = (size_t)rows * (size_t)(cuda->options.heads_q + cuda->options.heads_kv) *
                   (size_t)comm->ranks * sizeof(float);
+    const size_t of_states = (size_t)rows * (size_t)cuda->options.state_heads * sizeof(float);
+    if (squares < of_states) squares = of_states;
     if (bytes && !room_take(cuda, &cuda->partial, bytes)) return ERR_NOMEM;
     if (!comm->ops->reserve) return 0;
     return comm->ops->reserve(comm, bytes > squares ? bytes : squares);
@@ -463,6 +495,8 @@ static void measure_rooms(const struct cuda *cuda, const struct kern_cache_optio
     bytes[ROOM_ANGLES] = bytes[ROOM_MORE_ANGLES] = rows * (size_t)o->head_dim * sizeof(float);
     bytes[ROOM_SQUARES] =
         rows * (size_t)((o->heads_q + o->heads_kv) * cuda->comm->ranks) * sizeof(float);
+    const size_t of_states = rows * (size_t)o->state_heads * sizeof(float);
+    if (bytes[ROOM_SQUARES] < of_states) bytes[ROOM_SQUARES] = of_states;
     bytes[ROOM_ROTATED] =
         row_scaled(o->dtype) ? rows * (size_t)(o->heads_q * o->head_dim) * sizeof(float) : 0;
     bytes[ROOM_SUMS] = rows * cuda->sums_row;

@@ -15,6 +15,7 @@ struct mixture {
     bool sigmoid, selects;
     int groups, groups_used;
     float scale;
+    bool ungated, sets, factors, group_best;
 };
 
 /* More rows for one expert than a group has; more experts than a warp has lanes; widths that are no
@@ -37,11 +38,16 @@ static const struct mixture mixtures[] = {
     {9, 40, 6, 32, 16, true, true, KERN_BF16, KERN_SILU, .selects = true},
     {17, 40, 6, 32, 16, true, false, KERN_BF16, KERN_SILU, .sigmoid = true, .selects = true,
      .groups = 8, .groups_used = 3},
+    {11, 16, 4, 32, 16, false, false, KERN_BF16, KERN_SILU, .groups = 4, .groups_used = 2,
+     .group_best = true},
+    {9, 6, 2, 48, 24, true, false, KERN_BF16, KERN_RELU, .sigmoid = true, .ungated = true},
+    {5, 4, 2, 32, 64, true, false, KERN_Q8, KERN_RELU, .ungated = true},
+    {9, 8, 3, 32, 16, true, false, KERN_BF16, KERN_GELU_TANH, .sets = true, .factors = true},
 };
 
 struct stage {
     struct kern_weight *gate_up[EXPERTS_MAX], *down[EXPERTS_MAX];
-    float *gate_up_bias, *down_bias, *select_bias;
+    float *gate_up_bias, *down_bias, *select_bias, *factors;
     struct kern_experts *experts;
 };
 
@@ -53,10 +59,11 @@ static void stage_open(struct stage *stage, struct kern *kern, const struct mixt
     const size_t narrow = (size_t)(m->experts * m->d_model);
     struct fault fault = {0};
     const size_t count = (size_t)m->experts;
-    float *bias = fresh(wide + narrow + count, 4);
+    float *bias = fresh(wide + narrow + 2 * count, 4);
     *stage = (struct stage){.gate_up_bias = put(kern, bias, wide),
                             .down_bias = put(kern, bias + wide, narrow),
-                            .select_bias = put(kern, bias + wide + narrow, count)};
+                            .select_bias = put(kern, bias + wide + narrow, count),
+                            .factors = put(kern, bias + wide + narrow + count, count)};
     free(bias);
     for (int e = 0; e < m->experts; e++) {
         struct test_matrix gate = matrix_make(m->d_ff, m->d_model, m->dtype, 10 + (uint64_t)e);
@@ -68,7 +75,9 @@ static void stage_open(struct stage *stage, struct kern *kern, const struct mixt
             parts[1] = matrix_wide(&up);
             parts[2] = matrix_wide(&down);
         }
-        MUST(kern->ops->weight_load(kern, parts, 2, KERN_SHARD_ROWS, &stage->gate_up[e], &fault));
+        const int first = m->ungated ? 1 : 0; /* up alone */
+        MUST(kern->ops->weight_load(kern, parts + first, 2 - first, KERN_SHARD_ROWS,
+                                    &stage->gate_up[e], &fault));
         MUST(kern->ops->weight_load(kern, &parts[2], 1, KERN_SHARD_COLS, &stage->down[e], &fault));
         matrix_close(&gate), matrix_close(&up), matrix_close(&down);
     }
@@ -81,6 +90,10 @@ static void stage_open(struct stage *stage, struct kern *kern, const struct mixt
                                            .scale = m->scale,
                                            .groups = m->groups,
                                            .groups_used = m->groups_used,
+                                           .group_best = m->group_best,
+                                           .ungated = m->ungated,
+                                           .sets = m->sets,
+                                           .factors = m->factors ? stage->factors : NULL,
                                            .select_bias = m->selects ? stage->select_bias : NULL,
                                            .activation = m->activation,
                                            .gate_up = stage->gate_up,
@@ -99,6 +112,7 @@ static void stage_close(struct stage *stage, struct kern *kern, int experts) {
     kern->ops->mem_free(kern, stage->gate_up_bias);
     kern->ops->mem_free(kern, stage->down_bias);
     kern->ops->mem_free(kern, stage->select_bias);
+    kern->ops->mem_free(kern, stage->factors);
 }
 
 /* y + the mixture of rows [first, first + rows); the caller frees it. */

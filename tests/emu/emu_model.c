@@ -27,18 +27,15 @@ static struct run open_run_with(struct kern *kern, const struct model_options *o
     int rc = model_open(kern, options, &r.model, &fault);
     cr_assert_eq(rc, 0, "%s: %s", fault.field, fault.text);
     const struct model_config *c = model_config(r.model);
-    const struct kern_cache_options cache = {.layers = c->layers,
-                                             .heads_q = c->heads_q,
-                                             .heads_kv = c->heads_kv,
-                                             .head_dim = c->head_dim,
-                                             .dtype = pages,
-                                             .pages = 2000,
-                                             .slots = 3,
-                                             .max_positions = 256};
+    struct kern_cache_options cache = model_cache_options(c);
+    cache.dtype = pages;
+    cache.pages = 2000;
+    cache.slots = 3;
+    cache.max_positions = 256;
     rc = kern->ops->cache_open(kern, &cache, &fault);
     cr_assert_eq(rc, 0, "%s: %s", fault.field, fault.text);
     r.vocab = c->vocab;
-    r.streams = c->layers * c->heads_kv;
+    r.streams = (int)kern_streams(&cache);
     r.logits = calloc((size_t)(STEPS * r.vocab), sizeof *r.logits);
     return r;
 }
@@ -341,6 +338,73 @@ Test(emu_model, families_beside_the_reference) {
     }
 }
 
+/* Families whose layers have recurrent states, with random weights. A state remembers every
+ * rounding of the activations that it was made of. */
+static const struct family hybrids[] = {
+    {"lfm2", "'conv_L_cache': 3, 'norm_eps': 1e-5, 'block_ff_dim': 144, "
+             "'layer_types': ['conv', 'full_attention', 'conv'], "},
+    {"lfm2_moe", "'conv_L_cache': 3, 'norm_eps': 1e-5, "
+                 "'layer_types': ['conv', 'full_attention', 'conv'], 'num_dense_layers': 1, "
+                 "'num_experts': 3, 'num_experts_per_tok': 3, 'moe_intermediate_size': 48, "
+                 "'use_expert_bias': true, 'norm_topk_prob': true, "},
+    {"qwen3_next", "'linear_conv_kernel_dim': 4, 'linear_key_head_dim': 12, "
+                   "'linear_num_key_heads': 4, 'linear_num_value_heads': 8, "
+                   "'linear_value_head_dim': 20, 'full_attention_interval': 2, "
+                   "'num_experts': 3, 'num_experts_per_tok': 3, 'moe_intermediate_size': 48, "
+                   "'shared_expert_intermediate_size': 80, 'norm_topk_prob': true, "},
+    {"qwen3_5_text", "'linear_conv_kernel_dim': 4, 'linear_key_head_dim': 32, "
+                     "'linear_num_key_heads': 2, 'linear_num_value_heads': 6, "
+                     "'linear_value_head_dim': 32, 'layer_types': "
+                     "['linear_attention', 'full_attention', 'linear_attention'], "},
+    {"granitemoehybrid",
+     "'layer_types': ['mamba', 'attention', 'mamba'], 'mamba_d_conv': 4, 'mamba_d_head': 16, "
+     "'mamba_d_state': 8, 'mamba_expand': 2, 'mamba_n_groups': 2, 'mamba_n_heads': 8, "
+     "'mamba_conv_bias': true, 'num_local_experts': 3, 'num_experts_per_tok': 3, "
+     "'shared_intermediate_size': 24, 'position_embedding_type': 'nope', "
+     "'attention_multiplier': 0.1, 'embedding_multiplier': 2, 'logits_scaling': 3, "
+     "'residual_multiplier': 0.22, "},
+    {"nemotron_h",
+     "'hybrid_override_pattern': 'M-*', 'conv_kernel': 4, 'mamba_head_dim': 24, "
+     "'mamba_num_heads': 4, 'n_groups': 2, 'ssm_state_size': 8, 'layer_norm_epsilon': 1e-3, "
+     "'mlp_hidden_act': 'relu2', 'use_conv_bias': true, "},
+    {"nemotron_h",
+     "'layers_block_type': ['linear_attention', 'moe', 'full_attention'], 'conv_kernel': 4, "
+     "'mamba_head_dim': 16, 'mamba_num_heads': 4, 'n_groups': 4, 'ssm_state_size': 12, "
+     "'layer_norm_epsilon': 1e-3, 'mlp_hidden_act': 'relu2', 'n_routed_experts': 4, "
+     "'num_experts_per_tok': 4, 'n_shared_experts': 1, 'moe_intermediate_size': 32, "
+     "'moe_shared_expert_intermediate_size': 64, 'routed_scaling_factor': 2.5, "},
+    {"falcon_h1",
+     "'mamba_d_conv': 4, 'mamba_d_head': 16, 'mamba_d_ssm': 64, 'mamba_d_state': 8, "
+     "'mamba_n_groups': 2, 'mamba_n_heads': 4, 'mamba_rms_norm': true, "
+     "'mamba_norm_before_gate': false, 'key_multiplier': 0.39, 'attention_out_multiplier': 0.9, "
+     "'ssm_in_multiplier': 1.25, 'ssm_out_multiplier': 0.6, 'lm_head_multiplier': 0.4, "
+     "'ssm_multipliers': [0.35, 0.7, 0.36, 0.5, 1.4], 'mlp_multipliers': [0.88, 0.59], "},
+};
+
+static struct model_options random_model(const char *dir) {
+    return (struct model_options){
+        .dir = dir, .gates = "", .rows_max = PROMPT + 10, .logits_max = 3, .random_weights = true};
+}
+
+Test(emu_model, recurrent_families_beside_the_reference) {
+    static const struct kern_rule rule = {.score = KERN_SCORE_RECENCY, .sinks = 2, .recent = 16};
+    for (size_t i = 0; i < sizeof hybrids / sizeof *hybrids; i++) {
+        const struct family *family = &hybrids[i];
+        struct kern *kern[BACKENDS];
+        struct run run[BACKENDS];
+        char dir[64];
+        write_config(dir, 3, family->type, family->more);
+        const struct model_options options = random_model(dir);
+        emu_set_seed(9);
+        both_open(kern);
+        for (int b = 0; b < BACKENDS; b++) run[b] = open_run_with(kern[b], &options, KERN_BF16);
+        cr_assert_gt(model_config(run[0].model)->state_layers, 0, "%s", family->type);
+        compare_with(run, &rule, family->type, 0.15, 0.03, false);
+        for (int b = 0; b < BACKENDS; b++) close_run(&run[b]);
+        drop_config(dir);
+    }
+}
+
 Test(emu_model, latent_attention_is_refused) {
     const struct model_options options = {.dir = KEEPD_SOURCE_DIR "/tests/data/models/deepseekv3",
                                           .rows_max = 8,
@@ -504,6 +568,38 @@ Test(emu_model, ranks_of_keepd_nano_say_the_same) {
     close_run(&one);
 }
 
+/* A state's heads are split over ranks, and the norm of Mamba-2 spans them. */
+Test(emu_model, ranks_of_recurrent_families_say_the_same) {
+    static const struct kern_rule rule = {.score = KERN_SCORE_RECENCY, .sinks = 2, .recent = 16};
+    static const int one_device[COMM_RANKS_MAX] = {0};
+    for (size_t i = 0; i < sizeof hybrids / sizeof *hybrids; i++) {
+        struct run run[2];
+        char dir[64];
+        double worst = 0;
+        write_config(dir, 3, hybrids[i].type, hybrids[i].more);
+        const struct model_options options = random_model(dir);
+        for (int r = 0; r < 2; r++) {
+            struct fault fault = {0};
+            const struct cuda_options cuda = {0};
+            struct kern *kern;
+            int rc = cuda_open_ranks(&cuda, one_device, r + 1, &kern, &fault);
+            cr_assert_eq(rc, 0, "%s", fault.text);
+            run[r] = open_run_with(kern, &options, KERN_BF16);
+            play(&run[r], &rule);
+        }
+        for (int k = 0; k < STEPS * run[0].vocab; k++) {
+            double off = fabs((double)run[0].logits[k] - (double)run[1].logits[k]);
+            worst = off > worst ? off : worst;
+        }
+        fprintf(stderr, "emu_model: %s on 2 ranks: logits differ by at most %.4f\n",
+                hybrids[i].type, worst);
+        cr_assert(worst < 0.12, "%s: %g", hybrids[i].type, worst);
+        cr_assert_eq(run[0].held, run[1].held, "%s", hybrids[i].type);
+        for (int r = 0; r < 2; r++) close_run(&run[r]);
+        drop_config(dir);
+    }
+}
+
 /* ---- Graphs ---- */
 
 #define SLOTS_MAX 3
@@ -597,8 +693,8 @@ static void evict_one(struct run run[2], struct turns *t, int slot) {
 }
 
 /* Steps launched as graphs give the bits of steps launched one by one, whatever happens between
- * them: other batches, memory that moves, forks, evictions. */
-Test(emu_model, graphs_change_nothing) {
+ * them: other batches, memory that moves, forks, evictions. NULL: keepd-nano. */
+static void play_graphs(const struct model_options *options) {
     struct run run[2];
     struct turns t = {.random = 11};
     uint64_t steps = 0;
@@ -607,7 +703,7 @@ Test(emu_model, graphs_change_nothing) {
         struct fault fault = {0};
         struct kern *kern;
         cr_assert_eq(cuda_open(&cuda, &kern, &fault), 0, "%s", fault.text);
-        run[b] = open_run(kern);
+        run[b] = options ? open_run_with(kern, options, KERN_BF16) : open_run(kern);
     }
     const int turns = test_sample() ? 45 : 60;
     for (int turn = 0; turn < turns; turn++) {
@@ -629,5 +725,19 @@ Test(emu_model, graphs_change_nothing) {
     for (int b = 0; b < 2; b++) {
         expect_sound(run[b].kern);
         close_run(&run[b]);
+    }
+}
+
+Test(emu_model, graphs_change_nothing) {
+    play_graphs(NULL);
+}
+
+Test(emu_model, graphs_of_recurrent_layers_change_nothing) {
+    char dir[64];
+    for (size_t i = 0; i < 5; i += 2) { /* convolutions, a delta rule, Mamba-2 */
+        write_config(dir, 3, hybrids[i].type, hybrids[i].more);
+        const struct model_options options = random_model(dir);
+        play_graphs(&options);
+        drop_config(dir);
     }
 }

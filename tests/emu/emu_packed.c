@@ -51,6 +51,7 @@ static void check_products(struct kern *kern[BACKENDS], const struct test_matrix
     for (int i = 0; i < count; i++) {
         parts[i] = m[i].file;
         wide[i] = matrix_wide(&m[i]);
+        wide[i].factor = parts[i].factor;
         outputs += parts[i].rows;
     }
     float *x = make_rows((size_t)(ROWS_MAX * (cols + outputs)), 5),
@@ -104,6 +105,7 @@ Test(emu_packed, parts_of_different_formats) {
         struct test_matrix m[3];
         for (int i = 0; i < 3; i++)
             m[i] = matrix_make(i ? 9 : 22, 96, joins[j][i], 30 + (uint64_t)i);
+        m[1].file.factor = 0.3f; /* of this part's products alone */
         check_products(kern, m, 3);
         for (int i = 0; i < 3; i++) matrix_close(&m[i]);
     }

@@ -65,7 +65,7 @@ static void check_rows(struct kern *kern[BACKENDS], int dim) {
     static const int32_t index[] = {4, 0, 0, 3};
     size_t count = (size_t)(ROWS * dim);
     float *x = fresh(2 * count, (uint64_t)dim), *w = fresh((size_t)dim, 50);
-    struct results norm, glu, gelu, sum, gathered;
+    struct results norm, glu, gelu, apart, own, sum, gathered;
     for (int b = 0; b < BACKENDS; b++) {
         const struct kern_ops *ops = kern[b]->ops;
         float *in = put(kern[b], x, 2 * count), *weight = put(kern[b], w, (size_t)dim);
@@ -76,11 +76,20 @@ static void check_rows(struct kern *kern[BACKENDS], int dim) {
         float *branch = put(kern[b], x, count);
         ops->glu(kern[b], z, in, ROWS, dim, KERN_SILU);
         ops->glu(kern[b], v, in, ROWS, dim, KERN_GELU_TANH);
+        /* Gates and what they open apart, the latter in rows of another width; squares of what is
+           above 0, scaled. */
+        float *p = put(kern[b], NULL, count), *r = put(kern[b], NULL, count);
+        ops->glu_apart(kern[b], p, in, in + dim / 2, dim + dim / 3, ROWS - 1, dim, KERN_GELU_TANH);
+        ops->glu_apart(kern[b], p + (ROWS - 1) * dim, in, in + dim, dim, 1, dim, KERN_SILU);
+        ops->glu_apart(kern[b], r, in, in, dim, ROWS, dim, KERN_RELU);
+        ops->scale(kern[b], r, weight, ROWS, dim);
         ops->add_norm(kern[b], a, branch, weight, ROWS, dim, 1e-6f);
         ops->gather_rows(kern[b], g, in, index, 4, dim);
         norm.of[b] = take(kern[b], y, count);
         glu.of[b] = take(kern[b], z, count);
         gelu.of[b] = take(kern[b], v, count);
+        apart.of[b] = take(kern[b], p, count);
+        own.of[b] = take(kern[b], r, count);
         sum.of[b] = take(kern[b], a, count);
         gathered.of[b] = take(kern[b], g, (size_t)(4 * dim));
         ops->mem_free(kern[b], in);
@@ -90,6 +99,8 @@ static void check_rows(struct kern *kern[BACKENDS], int dim) {
     compare(&norm, count, 1e-6, 1e-5, "norm");
     compare(&glu, count, 1e-7, 1e-6, "glu");
     compare(&gelu, count, 1e-7, 1e-5, "glu with gelu");
+    compare(&apart, count, 1e-7, 1e-5, "glu of arrays apart");
+    compare(&own, count, 1e-7, 1e-6, "squares above 0");
     compare(&sum, count, 1e-6, 1e-5, "add_norm");
     compare(&gathered, (size_t)(4 * dim), 0, 0, "gather");
     free(x), free(w);
@@ -124,11 +135,13 @@ Test(emu_rows, norm_glu_gather) {
 
 /* The CPU's reference multiplies the activations that it is given: those that the device rounds
  * them to, so that only the order of sums differs. */
-static void check_matmul(struct kern *kern[BACKENDS], enum kern_dtype dtype, int64_t cols) {
+static void check_matmul_by(struct kern *kern[BACKENDS], enum kern_dtype dtype, int64_t cols,
+                            float factor) {
     enum { OUT = 32, PART = 13 };
     char *mem[2];
-    const struct kern_matrix parts[] = {make_matrix(PART, cols, dtype, 5, &mem[0]),
-                                        make_matrix(OUT - PART, cols, dtype, 6, &mem[1])};
+    struct kern_matrix parts[] = {make_matrix(PART, cols, dtype, 5, &mem[0]),
+                                  make_matrix(OUT - PART, cols, dtype, 6, &mem[1])};
+    parts[1].factor = factor;
     float *x = fresh((size_t)(ROWS * cols), 7), *bias = fresh(OUT, 8), *old = fresh(ROWS * OUT, 9);
     if (dtype != KERN_E4M3) round_all(x, (size_t)(ROWS * cols));
     float *rounded = dtype == KERN_E4M3 ? round_rows(x, cols) : NULL;
@@ -144,8 +157,9 @@ static void check_matmul(struct kern *kern[BACKENDS], enum kern_dtype dtype, int
         float *e = put(kern[b], NULL, (size_t)(ROWS * cols));
         ops->matmul(kern[b], y, in, weight, at, ROWS, KERN_SET);
         ops->matmul(kern[b], z, in, weight, NULL, ROWS, KERN_ADD);
-        if (!rounded) ops->embed(kern[b], e, weight, 3, ids, ROWS);
-        if (rounded) MUST(ops->upload(kern[b], e, x, (size_t)(ROWS * cols) * sizeof *x));
+        const bool table = !rounded && factor == 0; /* factors are of products alone */
+        if (table) ops->embed(kern[b], e, weight, 3, ids, ROWS);
+        if (!table) MUST(ops->upload(kern[b], e, x, (size_t)(ROWS * cols) * sizeof *x));
         set.of[b] = take(kern[b], y, ROWS * OUT);
         added.of[b] = take(kern[b], z, ROWS * OUT);
         embedded.of[b] = take(kern[b], e, (size_t)(ROWS * cols));
@@ -157,6 +171,21 @@ static void check_matmul(struct kern *kern[BACKENDS], enum kern_dtype dtype, int
     compare(&added, ROWS * OUT, 1e-6 * (double)cols, 0, "product added");
     compare(&embedded, (size_t)(ROWS * cols), 0, 0, "embedding");
     free(mem[0]), free(mem[1]), free(x), free(bias), free(old), free(rounded);
+}
+
+static void check_matmul(struct kern *kern[BACKENDS], enum kern_dtype dtype, int64_t cols) {
+    check_matmul_by(kern, dtype, cols, 0);
+}
+
+/* Of one part; the device multiplies it into the numbers, which a power of 2 does not round. */
+Test(emu_rows, products_with_a_factor) {
+    static const enum kern_dtype dtypes[] = {KERN_BF16, KERN_F16, KERN_F32};
+    struct kern *kern[BACKENDS];
+    both_open(kern);
+    for (int d = 0; d < 3; d++) check_matmul_by(kern, dtypes[d], 33, 0.25f);
+    check_matmul_by(kern, KERN_F32, 33, 0.3f);
+    check_matmul_by(kern, KERN_E4M3, 48, 0.3f);
+    both_close(kern);
 }
 
 Test(emu_rows, products_and_embedding) {
