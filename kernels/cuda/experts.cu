@@ -135,7 +135,7 @@ void op_experts_free(struct kern *kern, struct kern_experts *experts) {
 
 struct choose_args {
     const float *logits, *bias; /* bias: select_bias */
-    const float *factors;       /* of the experts, or NULL */
+    const float *factors;       /* one for each expert, or NULL */
     struct routes r;
     int rows, count, used, groups, groups_used;
     bool normalise, sigmoid, group_best;

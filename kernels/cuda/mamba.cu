@@ -8,7 +8,7 @@ struct group_norm_args {
     float *squares;    /* [rows][heads of the model]: sums; 0 in those of other ranks */
     const float *norm; /* [heads of the model, dim] */
     int64_t rows;
-    int32_t heads, first, all; /* of this rank; number of the first in the model; of the model */
+    int32_t heads, first, all; /* the rank's; number of the first in the model; the model's */
     int32_t dim, each;         /* each: heads of a group */
     float eps;
 };

@@ -35,7 +35,7 @@
     8 /* dimensions per piece, the part of a row that one thread processes: 16 bytes of bf16, 8 of \
          e4m3 */
 
-#define STATE_NUMBERS (PAGE_BYTES / 4) /* of a recurrent state, in a page */
+#define STATE_NUMBERS (PAGE_BYTES / 4) /* in a page of a recurrent state */
 
 #define SCORE_NONE (-1.0f) /* no score yet; scores of attention are never negative */
 

@@ -8,11 +8,11 @@
  * Vectors of SCAN_TOKENS tokens at a time are in shared memory. */
 #include "kernels/cuda/state.cuh"
 
-#define SCAN_LANES   8 /* of a column */
+#define SCAN_LANES   8 /* so many share a column */
 #define SCAN_COLUMNS (32 / SCAN_LANES)
 #define SCAN_WARPS   (KERN_STATE_COLUMNS / SCAN_COLUMNS)
 #define SCAN_TOKENS  16
-#define SCAN_ROWS    (4 * SCAN_LANES) /* of a column, one float4 of each lane */
+#define SCAN_ROWS    (4 * SCAN_LANES) /* numbers of a column, four of each lane */
 
 /* Tokens in shared memory; `rows`: SCAN_ROWS times CHUNKS, zeros behind the matrix's. */
 struct scan_tokens {
@@ -94,29 +94,66 @@ static __device__ __forceinline__ float dot4(float4 a, const float *b, float sum
     return fmaf(a.w, b[3], fmaf(a.z, b[2], fmaf(a.y, b[1], fmaf(a.x, b[0], sum))));
 }
 
+/* The column's numbers that the lane keeps, out of the pages or into them. `at`: the column's first
+ * number in the state. */
+template <int CHUNKS, bool IN>
+static __device__ __forceinline__ void move_column(const struct scan_args &a, const int32_t *table,
+                                                   int at, float (*state)[4]) {
+#pragma unroll
+    for (int j = 0; j < CHUNKS; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int row = SCAN_ROWS * j + 4 * ((int)threadIdx.x % SCAN_LANES) + i;
+            if (IN) state[j][i] = 0;
+            if (row >= a.dim) continue;
+            float *number = pages_number(a.pages, table, at + row * KERN_STATE_COLUMNS);
+            if (IN)
+                state[j][i] = *number;
+            else
+                *number = state[j][i];
+        }
+}
+
+/* One token in a column: brings the lane's numbers forward and returns the column's result. k, q:
+ * the lane's first four numbers of the vectors. */
+template <int CHUNKS, bool CORRECTS>
+static __device__ __forceinline__ float
+scan_token(float (*state)[4], const float4 *k, const float4 *q, float v, float decay, float rate) {
+    float known = 0, y = 0;
+    if (CORRECTS) {
+#pragma unroll
+        for (int j = 0; j < CHUNKS; j++) known = dot4(k[SCAN_LANES * j], state[j], known);
+        known = decay * column_sum(known);
+    }
+    const float change = (v - known) * rate;
+#pragma unroll
+    for (int j = 0; j < CHUNKS; j++) {
+        const float4 key = k[SCAN_LANES * j];
+        state[j][0] = fmaf(key.x, change, decay * state[j][0]);
+        state[j][1] = fmaf(key.y, change, decay * state[j][1]);
+        state[j][2] = fmaf(key.z, change, decay * state[j][2]);
+        state[j][3] = fmaf(key.w, change, decay * state[j][3]);
+        y = dot4(q[SCAN_LANES * j], state[j], y);
+    }
+    return column_sum(y);
+}
+
 template <int CHUNKS, bool CORRECTS> static __global__ void k_scan(const struct scan_args a) {
     ptx_overlap_grids();
     SHARED_MEMORY(shared);
-    const struct pages &p = a.pages;
-    if (pages_failed(p)) return;
+    if (pages_failed(a.pages)) return;
     const int blocks = (a.columns + KERN_STATE_COLUMNS - 1) / KERN_STATE_COLUMNS;
     const int head = (int)blockIdx.x / blocks, block = (int)blockIdx.x % blocks;
     const int warp = (int)threadIdx.x / 32, part = (int)threadIdx.x % SCAN_LANES;
     const int own = (int)threadIdx.x / SCAN_LANES, column = block * KERN_STATE_COLUMNS + own;
     const int floats = a.dim * KERN_STATE_COLUMNS, rows = SCAN_ROWS * CHUNKS;
     const struct span s = a.spans[blockIdx.y];
-    const int32_t *table = pages_row(p, s.slot, a.row);
-    const struct scan_tokens t = scan_tokens_at((char *)shared, rows);
+    const int32_t *table = pages_row(a.pages, s.slot, a.row);
+    const struct scan_tokens t = scan_tokens_at(shared, rows);
     const int at = a.at + head / a.unit_heads * a.unit_floats +
                    (head % a.unit_heads * blocks + block) * floats + own;
     float state[CHUNKS][4];
-#pragma unroll
-    for (int j = 0; j < CHUNKS; j++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int row = SCAN_ROWS * j + 4 * part + i;
-            state[j][i] = row < a.dim ? *pages_number(p, table, at + row * KERN_STATE_COLUMNS) : 0;
-        }
+    move_column<CHUNKS, true>(a, table, at, state);
     for (int first = 0; first < s.count; first += SCAN_TOKENS) {
         const int left = s.count - first, count = left < SCAN_TOKENS ? left : SCAN_TOKENS;
         __syncthreads();
@@ -124,41 +161,18 @@ template <int CHUNKS, bool CORRECTS> static __global__ void k_scan(const struct 
             read_token<CHUNKS, CORRECTS>(a, t, i, s.row + first + i, head, block);
         __syncthreads();
         for (int i = 0; i < count; i++) {
-            const float4 *k = (const float4 *)(t.k + i * rows) + part;
-            const float4 *q = (const float4 *)(t.q + i * rows) + part;
-            const float v = t.v[i * KERN_STATE_COLUMNS + own], decay = t.decay[i];
-            float known = 0, y = 0;
-            if (CORRECTS) {
-#pragma unroll
-                for (int j = 0; j < CHUNKS; j++) known = dot4(k[SCAN_LANES * j], state[j], known);
-                known = decay * column_sum(known);
-            }
-            const float change = (v - known) * t.rate[i];
-#pragma unroll
-            for (int j = 0; j < CHUNKS; j++) {
-                const float4 key = k[SCAN_LANES * j];
-                state[j][0] = fmaf(key.x, change, decay * state[j][0]);
-                state[j][1] = fmaf(key.y, change, decay * state[j][1]);
-                state[j][2] = fmaf(key.z, change, decay * state[j][2]);
-                state[j][3] = fmaf(key.w, change, decay * state[j][3]);
-                y = dot4(q[SCAN_LANES * j], state[j], y);
-            }
-            y = column_sum(y);
+            const float v = t.v[i * KERN_STATE_COLUMNS + own];
+            float y = scan_token<CHUNKS, CORRECTS>(state, (const float4 *)(t.k + i * rows) + part,
+                                                   (const float4 *)(t.q + i * rows) + part, v,
+                                                   t.decay[i], t.rate[i]);
             if (part > 0 || column >= a.columns) continue;
-            const int64_t row = s.row + first + i;
-            const int64_t number = (int64_t)head * a.columns + column;
+            const int64_t row = s.row + first + i, number = (int64_t)head * a.columns + column;
             if (!CORRECTS)
                 y = fmaf(a.skip[a.first + head], v, y) * silu(a.gates[row * a.v_stride + number]);
             a.y[row * a.heads * a.columns + number] = y;
         }
     }
-#pragma unroll
-    for (int j = 0; j < CHUNKS; j++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int row = SCAN_ROWS * j + 4 * part + i;
-            if (row < a.dim) *pages_number(p, table, at + row * KERN_STATE_COLUMNS) = state[j][i];
-        }
+    move_column<CHUNKS, false>(a, table, at, state);
 }
 
 template <int CHUNKS>

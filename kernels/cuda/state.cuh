@@ -47,7 +47,7 @@ struct scan_args {
     struct pages pages;
     const struct span *spans;
     int32_t row;                         /* the state's row of pages */
-    int32_t heads, first;                /* of this rank; number of the first in the model */
+    int32_t heads, first;                /* the rank's; number of the first in the model */
     int32_t dim, columns;                /* dim: a multiple of 4 */
     const float *k, *q;                  /* the first row's first vectors */
     int64_t vectors_stride;              /* numbers from one row to the next */
@@ -60,7 +60,7 @@ struct scan_args {
     const float *rates;                  /* the first row's of all heads of the model */
     int64_t rates_stride;                /* numbers from one row to the next */
     const float *decays;                 /* the same of what decays follow from, or NULL */
-    const float *decay, *bias;           /* of all heads of the model */
+    const float *decay, *bias;           /* [heads] of the model */
     const float *skip, *gates;           /* Mamba-2 alone: of all heads of the model; rows as v */
 };
 

@@ -105,7 +105,7 @@ Test(emu_packed, parts_of_different_formats) {
         struct test_matrix m[3];
         for (int i = 0; i < 3; i++)
             m[i] = matrix_make(i ? 9 : 22, 96, joins[j][i], 30 + (uint64_t)i);
-        m[1].file.factor = 0.3f; /* of this part's products alone */
+        m[1].file.factor = 0.3f; /* concerns this part's products alone */
         check_products(kern, m, 3);
         for (int i = 0; i < 3; i++) matrix_close(&m[i]);
     }

@@ -177,7 +177,8 @@ static void check_matmul(struct kern *kern[BACKENDS], enum kern_dtype dtype, int
     check_matmul_by(kern, dtype, cols, 0);
 }
 
-/* Of one part; the device multiplies it into the numbers, which a power of 2 does not round. */
+/* One part has a factor; the device multiplies it into the numbers, which a power of 2 does not
+ * round. */
 Test(emu_rows, products_with_a_factor) {
     static const enum kern_dtype dtypes[] = {KERN_BF16, KERN_F16, KERN_F32};
     struct kern *kern[BACKENDS];

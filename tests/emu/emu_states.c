@@ -262,7 +262,7 @@ static int64_t state_pages(const struct layer *l) {
 }
 
 Test(emu_states, texts_do_not_change_each_other) {
-    for (size_t i = 1; i < LAYERS; i += 3) { /* one of each kind, whose states have pages */
+    for (size_t i = 1; i < LAYERS; i += 3) { /* a layer of each kind */
         struct kern *kern[BACKENDS];
         const size_t out = (size_t)sizes_of(&layers[i]).out;
         emu_set_seed(50 + i);

@@ -238,6 +238,44 @@ def test_a_state_file_moves_between_devices(daemon_of, tmp_path, devices, dtype)
     assert second.metrics()["keepd_state_restored_total",] == 1
 
 
+@pytest.fixture
+def hybrid(tmp_path):
+    """Flags for a model of random numbers with gated delta rules, which has keepd-nano's tokenizer."""
+    nano, folder = ROOT / "bundled/keepd-nano", tmp_path / "hybrid"
+    folder.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        (folder / name).write_bytes((nano / name).read_bytes())
+    shape = {"model_type": "qwen3_5_text", "num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 96,
+             "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64, "vocab_size": 2048, "eos_token_id": 2,
+             "max_position_embeddings": 1024, "tie_word_embeddings": True, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 32,
+             "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_value_head_dim": 32,
+             "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+    (folder / "config.json").write_text(json.dumps(shape))
+    return "--model", str(folder), "--random-weights"
+
+
+@pytest.mark.slow
+def test_recurrent_states(daemon_of, hybrid):
+    """A state is counted, a text goes on from its end, and a retry reads one token of its prompt again."""
+    prompt, floats = [20 + i * 37 % 1900 for i in range(100)], 2 * (3 * (2 * 32 + 2 * 32) + 2 * 32 * 32) * 2
+
+    def ask(daemon, tokens, **kv):
+        """Two tokens, of which the first is 300."""
+        body = {"model": "tiny", "prompt": tokens, "max_tokens": 2, "ignore_eos": True, "logit_bias": {"300": 100}, "kv": {"policy": "full", **kv}}
+        answer = daemon.post(TEXT, body).json()
+        assert answer["usage"]["kv_details"]["state_bytes"] == 4 * floats, answer
+        return answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    daemon = daemon_of(*hybrid, *POOL)
+    assert ask(daemon, prompt)[1] == 0
+    longer = prompt + [300] + [30 + i * 41 % 1900 for i in range(100)]
+    text, cached = ask(daemon, longer)
+    assert cached == len(prompt) + 1
+    assert ask(daemon, longer) == (text, len(longer) - 1)
+    assert ask(daemon, longer, **fresh()["kv"]) == (text, 0)
+    daemon.wait_idle()
+
+
 @pytest.mark.slow
 def test_a_replica_for_every_device(daemon_of):
     """Each replica has its own thread and device; answers equal those of one replica; there are no more replicas than devices."""
