@@ -781,6 +781,109 @@ static void part_attention(double mib) {
     kern->ops->close(kern);
 }
 
+/* ---- Recurrent states ---- */
+
+/* One layer of these shapes: LFM2-1.2B; Qwen3-Next; Nemotron 3 Nano. */
+struct recurrent {
+    const char *name;
+    int channels, width; /* of a short convolution; 0: there is none */
+    struct kern_delta delta;
+    struct kern_mamba mamba;
+    float *numbers; /* for every array of the layer */
+    float *y, *in, *rates;
+    struct kern_batch batch;
+};
+
+static int recurrent_floats(const struct recurrent *r) {
+    if (r->channels) return r->channels * (r->width - 1);
+    if (r->delta.heads_k) return r->delta.heads_k * kern_delta_head_floats(&r->delta);
+    return kern_mamba_shared_floats(&r->mamba) + r->mamba.heads * kern_mamba_head_floats(&r->mamba);
+}
+
+static void do_recurrent(void *arg) {
+    struct recurrent *r = arg;
+    if (r->channels)
+        kern->ops->short_conv(kern, 0, r->y, r->in, r->numbers, r->channels, r->width, &r->batch);
+    else if (r->delta.heads_k)
+        kern->ops->delta(kern, 0, r->y, r->in, r->rates, &r->delta, &r->batch);
+    else
+        kern->ops->mamba(kern, 0, r->y, r->in, r->rates, &r->mamba, &r->batch);
+}
+
+static void open_recurrent(const struct recurrent *r, int slots, int positions) {
+    const int64_t state = (recurrent_floats(r) + 2047) / 2048, entries = (positions + 31) / 32;
+    const struct kern_cache_options options = {.layers = 1,
+                                               .heads_q = 1,
+                                               .heads_kv = 1,
+                                               .head_dim = 64,
+                                               .dtype = KERN_BF16,
+                                               .states = 1,
+                                               .state_floats = recurrent_floats(r),
+                                               .state_heads = r->mamba.heads,
+                                               .rows_max = positions,
+                                               .pages = slots * (state + entries),
+                                               .slots = slots,
+                                               .max_positions = positions};
+    const struct cuda_options plain = {.device = 0};
+    struct fault fault = {0};
+    int rc = cuda_probe(&fault);
+    if (!rc) rc = cuda_open(&plain, &kern, &fault);
+    if (!rc) rc = kern->ops->cache_open(kern, &options, &fault);
+    if (rc) fail("open", rc, &fault);
+}
+
+/* `count` sequences of `rows` rows each in one call. */
+static double recurrent_seconds(struct recurrent *r, int count, int rows) {
+    struct kern_span spans[64];
+    for (int i = 0; i < count; i++) spans[i] = (struct kern_span){.slot = i, .count = rows};
+    append(spans, count, NULL, &r->batch);
+    double t = seconds(do_recurrent, r);
+    for (int i = 0; i < count; i++) kern->ops->release(kern, i);
+    return t;
+}
+
+static void time_recurrent(struct recurrent *r) {
+    const int sequences = scaled(64, 2), tokens = scaled(2048, 24);
+    const double bytes = 4.0 * recurrent_floats(r);
+    char name[96];
+    open_recurrent(r, sequences, tokens);
+    r->numbers = numbers((size_t)1 << 18);
+    r->delta.taps = r->delta.decay = r->delta.bias = r->delta.norm = r->numbers;
+    r->mamba.taps = r->mamba.decay = r->mamba.bias = r->mamba.skip = r->mamba.norm = r->numbers;
+    r->y = numbers((size_t)tokens * 8192);
+    r->in = numbers((size_t)tokens * 16384);
+    r->rates = numbers((size_t)tokens * 4096);
+    snprintf(name, sizeof name, "%s, a row of %d sequences", r->name, sequences);
+    row(name, 1e-12 * 2 * bytes * sequences / recurrent_seconds(r, sequences, 1), "TB/s",
+        r->channels ? "" : "2.5 or more");
+    snprintf(name, sizeof name, "%s, a prompt of %d", r->name, tokens);
+    row(name, 1e3 * recurrent_seconds(r, 1, tokens), "ms", r->channels ? "0.1" : "0.5");
+    kern->ops->mem_free(kern, r->numbers);
+    kern->ops->mem_free(kern, r->y);
+    kern->ops->mem_free(kern, r->in);
+    kern->ops->mem_free(kern, r->rates);
+    kern->ops->close(kern);
+}
+
+static void part_states(double mib) {
+    (void)mib;
+    struct recurrent conv = {.name = "short convolution", .channels = 2048, .width = 3};
+    struct recurrent delta = {
+        .name = "gated delta rule",
+        .delta = {.heads_k = 16, .heads_v = 32, .dim_k = 128, .dim_v = 128, .width = 4}};
+    struct recurrent mamba = {
+        .name = "Mamba-2",
+        .mamba = {.heads = 64, .groups = 8, .dim = 64, .dim_state = 128, .width = 4}};
+    if (small) {
+        conv.channels = 64;
+        delta.delta.heads_k = delta.delta.heads_v = 1;
+        mamba.mamba.heads = mamba.mamba.groups = 1;
+    }
+    time_recurrent(&conv);
+    time_recurrent(&delta);
+    time_recurrent(&mamba);
+}
+
 static void part_steps(double mib) {
     (void)mib;
     run_steps(&(const struct mode){"", .keyed = true});
@@ -861,7 +964,7 @@ static const struct part {
     void (*run)(double mib);
 } parts[] = {{"products", part_products}, {"each", part_each},   {"attention", part_attention},
              {"steps", part_steps},       {"modes", part_modes}, {"eviction", part_eviction},
-             {"formats", part_formats},   {"full", part_full}};
+             {"formats", part_formats},   {"full", part_full},   {"states", part_states}};
 
 #define PART_COUNT ((int)(sizeof parts / sizeof *parts))
 
