@@ -176,6 +176,14 @@ const struct option config_options[] = {
      "A step then gives as many tokens as were guessed rightly, and one more, from one reading of "
      "the weights. Answers are the same, bit by bit. How many are guessed depends on how often "
      "guesses were right and on how much longer a step with more rows takes. 0: none."},
+    {"draft-model", TEXT, AT(engine.draft_model), 1, 0, NULL, "MODEL", 0,
+     "A smaller model with the same tokenizer, a GGUF file or a directory, that guesses tokens where "
+     "the text itself tells none. It takes memory for its weights and for a cache of its own, and a "
+     "part of the time of each step; it is asked where its guesses make up for that. On the CPU, "
+     "with one rank."},
+    {"draft-budget", INT, AT(engine.draft_budget), 128, MANY, "1024", "N", 0,
+     "Tokens that the draft model remembers of a text, at most. Its cache has room for as many "
+     "texts as max-num-seqs, in an eighth of the free memory at most."},
     {"default-max-tokens", INT, AT(server.default_max_tokens), 0, MANY, "1024", "N", 0,
      "Maximum answer length of a chat request that sets none. 0: up to the end of the context. "
      "/v1/completions uses 16, as OpenAI does."},

@@ -18,7 +18,7 @@
 #define NO_ADAPTERS    "merge the adapter into the model: keepd loads no adapters"
 #define NO_IMAGES      "leave it out: keepd reads no images"
 #define NO_EMBEDDINGS  "leave it out: keepd computes no embeddings"
-#define NO_DRAFTS      "keepd guesses tokens from the text, without a draft model (--speculate)"
+#define DRAFTS         "keepd guesses tokens from the text and by --draft-model, as many as are worth their time (--speculate)"
 #define GPUS           "use --tensor-parallel-size; CUDA_VISIBLE_DEVICES selects GPUs"
 #define HUB            "use hf download ORG/NAME --local-dir DIR, then keepd --model DIR"
 #define IN_REQUESTS    "leave it out: requests give it"
@@ -50,8 +50,8 @@ static const struct foreign rows[] = {
     INSTEAD("-mm", NO_IMAGES), INSTEAD("--mmproj*", NO_IMAGES), INSTEAD("-mmu", NO_IMAGES), INSTEAD("--image-*", NO_IMAGES), INSTEAD("--enable-multimodal", NO_IMAGES),
     NOTHING("--no-mmproj", FLAG, "keepd reads no images"), NOTHING("--limit-mm-per-prompt", ONE, "keepd reads no images"), NOTHING("--language-model-only", FLAG, "keepd reads no images"),
     INSTEAD("--embedding*", NO_EMBEDDINGS), INSTEAD("--rerank*", NO_EMBEDDINGS), INSTEAD("--pooling", NO_EMBEDDINGS), INSTEAD("--is-embedding", NO_EMBEDDINGS),
-    INSTEAD("-md", NO_DRAFTS ": leave it out"), INSTEAD("--model-draft", NO_DRAFTS ": leave it out"), INSTEAD("--draft*", NO_DRAFTS ": leave it out"),
-    INSTEAD("--spec-*", NO_DRAFTS ": leave it out"), NOTHING("--speculative-*", ONE, NO_DRAFTS),
+    SAME("-md", "draft-model"), SAME("--model-draft", "draft-model"), SAME("--spec-draft-model", "draft-model"), SAME("--speculative-draft-model-path", "draft-model"), SAME("--speculative-draft-model", "draft-model"),
+    INSTEAD("--draft*", DRAFTS ": leave it out"), INSTEAD("--spec-*", DRAFTS ": leave it out"), NOTHING("--speculative-*", ONE, DRAFTS),
     INSTEAD("--models-dir", "start one daemon for each model"), INSTEAD("--models-preset", "start one daemon for each model"), INSTEAD("--models-max", "start one daemon for each model"),
     /* devices */
     NOTHING("-ngl", ONE, WHOLE_DEVICE), NOTHING("--gpu-layers", ONE, WHOLE_DEVICE), NOTHING("--n-gpu-layers", ONE, WHOLE_DEVICE),

@@ -49,6 +49,7 @@ void engine_close(struct engine *e) {
     mem_free(e->layer_heads);
     mem_free(e->replicas);
     mem_free(e->model_dir);
+    mem_free(e->draft_path);
     mem_free(e);
 }
 

@@ -50,6 +50,29 @@
 
 struct engine;
 
+/* Why no tokens of an answer are guessed although they may be. One list makes enum and names. */
+#define ENGINE_UNDRAFTED_MAP(X)                                                                    \
+    X(NOT, NULL)                                                                                   \
+    X(POLICY, "policy") /* its records of the last queries cannot be taken back */                 \
+    X(STATES, "states") /* nor can the model's recurrent states */                                 \
+    X(MEMORY, "memory")
+
+enum engine_undrafted {
+#define X(name, label) ENGINE_UNDRAFTED_##name,
+    ENGINE_UNDRAFTED_MAP(X)
+#undef X
+        ENGINE_UNDRAFTED_COUNT
+};
+
+static inline const char *engine_undrafted_name(enum engine_undrafted undrafted) {
+    static const char *const names[ENGINE_UNDRAFTED_COUNT] = {
+#define X(name, label) label,
+        ENGINE_UNDRAFTED_MAP(X)
+#undef X
+    };
+    return names[undrafted];
+}
+
 /* The engine chooses the value of a text option that is absent or "auto". */
 static inline bool engine_chooses(const char *option) {
     return !option || strcmp(option, "auto") == 0;
@@ -68,6 +91,8 @@ struct engine_found {
     int trained_budget;      /* the budget that the gates were trained for; 0 = unknown */
     int max_model_len;
     int64_t conversation_bytes; /* at the budget, or at max_model_len without one */
+    int draft_places; /* tokens that the draft model remembers of a text; 0: there is none */
+    int64_t draft_text_bytes;
     int32_t eos[ENGINE_ENDS_MAX];
     int eos_count;
     char *tool_template; /* template of chats with tools; the caller frees it. NULL: none */
@@ -118,6 +143,8 @@ struct engine_options {
     const char *cpu_activations; /* a name of enum cpu_activations; NULL: auto */
     int drafts; /* drafted tokens of a sequence in one step: engine/steps/sched_draft.c;
                    0..DRAFT_MAX */
+    const char *draft_model; /* guesses tokens: engine/steps/drafter.h; NULL or "" = none */
+    int draft_budget;        /* tokens that it remembers of a text */
     bool random_weights;
     const char *quantization; /* weight format: NULL or "none" as in the files, "fp8", "q8", "q4" */
     int calibrate;            /* see model_options; of engine_save */
@@ -238,6 +265,10 @@ struct engine_info {
     char kv_policy[32];      /* the default policy of requests */
     int kv_budget, kv_buffer, kv_chunk, kv_budget_max;
     char kv_dtype[8];
+    int speculate;           /* tokens that are guessed for a step, at most */
+    const char *draft_model; /* its path; NULL: there is none */
+    int64_t draft_bytes;     /* of its weights, and of its cache in each replica */
+    int draft_budget;        /* tokens that it remembers of a text */
     bool has_gates;
     const char *gates_from; /* none, given, beside, cache, fitted, random: engine_options.gates */
     int trained_budget;     /* the budget that the gates were trained for; 0 = unknown */
@@ -484,6 +515,7 @@ struct engine_choice {
     int32_t stop_token;             /* id of the stop or EOS token that ended the choice, -1 none */
     /* Drafted tokens that the model drew and did not draw; valid once finished. */
     int32_t drafts_confirmed, drafts_rejected;
+    enum engine_undrafted undrafted; /* likewise */
     /* Used by the engine only. */
     enum engine_finish ending; /* decided, not yet published */
     struct engine_choice *next;
@@ -721,6 +753,13 @@ static inline const char *engine_miss_name(enum engine_miss miss) { /* for logs,
       "Tokens that were computed because answers would probably go on with them.")                 \
     X(confirmed_tokens, "keepd_confirmed_tokens_total",                                            \
       "Of these, tokens with which the answers went on.")                                          \
+    X(model_drafted_tokens, "keepd_model_drafted_tokens_total",                                    \
+      "Those of the drafted tokens that the draft model guessed.")                                 \
+    X(model_confirmed_tokens, "keepd_model_confirmed_tokens_total",                                \
+      "Of these, tokens with which the answers went on.")                                          \
+    X(drafter_steps, "keepd_draft_model_steps_total", "Steps of the draft model.")                 \
+    X(drafter_failures, "keepd_draft_model_failures_total",                                        \
+      "Failures of the draft model; answers went on without it.")                                  \
     X(evictions, "keepd_evictions_total", "Evictions: one sequence brought down to its budget.")   \
     X(masks_deferred, "keepd_masks_deferred_total",                                                \
       "Masks of constrained answers that cost more than a step may spend, made beside the steps.") \

@@ -10,15 +10,23 @@
 #include "engine/steps/constraint.h"
 #include "text/text.h"
 
+/* The caches of the draft model; all 0: there is none. */
+struct draft_plan {
+    int texts, places; /* texts that a replica's one has at once, tokens of each */
+    int64_t text_pages, page_bytes;
+    int64_t bytes; /* of one replica's cache */
+};
+
 struct engine {
     struct engine_options options;
     struct engine_info info;
-    char *model_dir;
+    char *model_dir, *draft_path; /* info.model_dir, info.draft_model; owned */
     uint8_t space_key[16];
     struct text text;
     int32_t ends[ENGINE_ENDS_MAX]; /* the tokens that end an answer */
     int end_count;
     int *layer_heads; /* info.layer_heads; owned */
+    struct draft_plan draft;
     struct constraint_table constraints;
     struct replica_common common;
     int entered;              /* places taken by jobs that are not submitted yet; loop thread */

@@ -42,6 +42,9 @@ static void describe_cache(const struct engine_found *found, struct buf *out) {
         buf_fmt(out, " at the budget of %d entries per head\n", found->kv_budget);
     else
         buf_fmt(out, " with %d tokens\n", found->max_model_len);
+    if (found->draft_places > 0)
+        buf_fmt(out, "draft model  %d tokens of a text take %.1f MB of its cache\n",
+                found->draft_places, (double)found->draft_text_bytes * 1e-6);
 }
 
 static int refused(const char *part, const struct fault *fault, struct buf *out) {

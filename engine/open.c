@@ -15,6 +15,7 @@
 #include "base/mem.h"
 #include "engine/available.h"
 #include "engine/disk/state_dir.h"
+#include "engine/draft_model.h"
 #include "engine/engine_int.h"
 #include "kernels/comm.h"
 #include "model/gates.h"
@@ -202,7 +203,8 @@ static int64_t choose_host_pages(const struct engine *e, const struct reserve_sh
                                  const struct kv_params *kv, int64_t page_bytes) {
     int64_t wanted = conversation_pages(e, shape, kv) * e->options.max_num_seqs * 2;
     int ranks = e->options.tensor_parallel_size > 1 ? e->options.tensor_parallel_size : 1;
-    int64_t most = available_memory("") / 2 / e->replica_count / ranks / page_bytes;
+    int64_t free_bytes = available_memory("") - e->draft.bytes * e->replica_count;
+    int64_t most = free_bytes / 2 / e->replica_count / ranks / page_bytes;
     return wanted < most ? wanted : most;
 }
 
@@ -305,7 +307,7 @@ static int check_sizes(const struct engine *e, const struct sched_options *so,
                        struct fault *fault) {
     const struct kv_params *kv = &so->kv.defaults;
     const struct model_config *config = model_config(model_of(e));
-    int64_t total = total_memory(""), ranks = so->shape.ranks;
+    int64_t total = total_memory("") - e->draft.bytes * e->replica_count, ranks = so->shape.ranks;
     if (ops_of(e)->cache_fit) return 0;
     if (e->options.kv_pool_bytes > total / ranks / e->replica_count)
         return fault_set(fault, ERR_INVALID, "kv-pool-bytes",
@@ -519,6 +521,13 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
     info->kv_buffer = so->kv.defaults.buffer;
     info->kv_chunk = so->kv.defaults.chunk;
     info->kv_budget_max = so->kv.budget_max;
+    info->speculate = e->options.drafts;
+    if (e->draft.texts > 0) {
+        info->draft_model = e->draft_path = mem_must_strdup(e->options.draft_model);
+        info->draft_budget = e->draft.places;
+        info->draft_bytes =
+            (int64_t)model_weight_bytes(e->replicas[0].draft_model) + e->draft.bytes;
+    }
     info->has_gates = so->kv.has_gates;
     info->gates_from = gates_from(e);
     info->trained_budget = model_gates(model_of(e))->trained_budget;
@@ -574,6 +583,8 @@ static void fill_found(struct engine *e, const struct sched_options *so,
     memcpy(found->eos, e->ends, sizeof found->eos);
     snprintf(found->gates_cached, sizeof found->gates_cached, "%s",
              model_gates_cached(model_of(e)));
+    found->draft_places = e->draft.places;
+    found->draft_text_bytes = e->draft.text_pages * e->draft.page_bytes;
     found->tool_template = e->info.tool_template ? mem_must_strdup(e->info.tool_template) : NULL;
     int64_t longest = found->max_model_len, held = found->kv_budget;
     const struct reserve_turn turn = {.added = longest};
@@ -689,6 +700,7 @@ static int open_parts(struct engine *e, struct sched_options *so, struct fault *
     if (rc == 0) rc = open_backends(e, fault);
     if (rc == 0) rc = open_model(e, &e->replicas[0], so->logits_max, fault);
     if (rc == 0) rc = check_against_model(e, fault);
+    if (rc == 0) rc = draft_model_open(e, fault);
     if (rc == 0) rc = prepare_caches(e, so, fault);
     if (rc != 0) return rc;
     find_ends(e);
@@ -737,7 +749,10 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
         return rc;
     }
     fill_info(e, &so);
-    for (int i = 0; i < e->replica_count; i++) replica_ready(&e->replicas[i], &so);
+    for (int i = 0; i < e->replica_count; i++) {
+        so.drafter = draft_model_options(e, &e->replicas[i]);
+        replica_ready(&e->replicas[i], &so);
+    }
     *out = e;
     return 0;
 }

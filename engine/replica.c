@@ -331,6 +331,8 @@ void replica_close(struct replica *r) {
     store_close(r->store);
     model_close(r->model);
     if (r->kern) r->kern->ops->close(r->kern);
+    model_close(r->draft_model);
+    if (r->draft_kern) r->draft_kern->ops->close(r->draft_kern);
     ring_close(&r->submits);
     ring_close(&r->orders);
     pthread_cond_destroy(&r->work);

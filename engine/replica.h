@@ -42,6 +42,8 @@ struct replica {
     struct store *store; /* the replica's access to the state directory; NULL without one */
     struct kern *kern;
     struct model *model;
+    struct kern *draft_kern; /* of the draft model; NULL: there is none */
+    struct model *draft_model;
     struct sched sched;
     struct ring submits, orders;                    /* loop -> replica */
     struct engine_order *writes[ENGINE_ORDERS_MAX]; /* orders whose file is not written yet */
@@ -70,7 +72,8 @@ struct replica {
 /* Life: open; kern, model and store are opened by the caller; ready; start; stop; close, which may
  * follow any of them. */
 void replica_open(struct replica *replica, int index, struct replica_common *common);
-/* Takes the scheduler's options, of which kern, model and store are filled in here. */
+/* Takes the scheduler's options, of which kern, model and store are filled in here; `drafter` are
+ * this replica's. */
 void replica_ready(struct replica *replica, const struct sched_options *options);
 int replica_start(struct replica *replica); /* ERR_NOMEM */
 void replica_stop(struct replica *replica); /* common->stopping is set: its thread has ended */

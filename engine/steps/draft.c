@@ -10,7 +10,13 @@
 enum { BITS_LEAST = 8, BITS_MOST = 16 };
 
 /* Rates that are expected before anything was tried, as if EXPECTED_WEIGHT tokens had been. */
-static const float expected[DRAFT_CLASSES] = {0.4f, 0.55f, 0.7f, 0.85f, 0.85f};
+static const float expected[DRAFT_CLASSES] = {0.4f,  0.55f, 0.7f, 0.85f, 0.85f,
+                                              0.25f, 0.45f, 0.6f, 0.8f,  0.95f};
+/* The classes of a draft model's tokens end at these probabilities, the last one at 1. */
+static const double sure_below[DRAFT_SURENESS - 1] = {0.3, 0.5, 0.7, 0.9};
+#define MODEL_RATE      0.65f  /* of all of its tokens, likewise */
+#define RECENT_TOKENS   16.0f  /* that model_rate is a mean of */
+#define MODEL_FORGOTTEN 0.003f /* part of what it is away from MODEL_RATE, in a step without it */
 #define EXPECTED_WEIGHT 2.0f
 #define RECENT          48.0f /* tokens that count: beyond, half of what was counted is forgotten */
 #define FORGOTTEN       0.02f /* part of the counts, each time a draft is not used */
@@ -24,7 +30,8 @@ int draft_open(struct draft *draft, const int32_t *predicted, int32_t predicted_
                             .predicted_count = predicted_count,
                             .bits = bits,
                             .from = predicted_count > 0 ? 0 : -1,
-                            .begun = prompt_count};
+                            .begun = prompt_count,
+                            .model_rate = MODEL_RATE};
     draft->heads = mem_try_alloc((size_t)1 << bits, sizeof *draft->heads);
     draft->older = mem_try_alloc(places > 0 ? places : 1, sizeof *draft->older);
     if (draft->heads && draft->older) return 0;
@@ -117,7 +124,7 @@ static double class_rate(const struct draft *draft, int c) {
 
 int32_t draft_find(struct draft *draft, int32_t *tokens, int32_t count, const int32_t *foreseen,
                    int32_t foreseen_count, int32_t most) {
-    draft->foreseen = 0;
+    draft->foreseen = draft->modelled = 0;
     if (!note_places(draft, tokens, draft->predicted_count + count)) return 0;
     int32_t found = find_followers(draft, tokens, count, most);
     bool surer =
@@ -130,6 +137,7 @@ int32_t draft_find(struct draft *draft, int32_t *tokens, int32_t count, const in
 }
 
 static int class_of(const struct draft *draft, int32_t i) {
+    if (i < draft->modelled) return draft->sureness[i];
     return i < draft->foreseen ? DRAFT_FORESEEN : draft->length_class;
 }
 
@@ -137,19 +145,29 @@ double draft_rate(const struct draft *draft, int32_t i) {
     return class_rate(draft, class_of(draft, i));
 }
 
+void draft_add_model(struct draft *draft, double probability) {
+    int sureness = 0;
+    CHECK(draft->modelled < DRAFT_MAX);
+    while (sureness < DRAFT_SURENESS - 1 && probability >= sure_below[sureness]) sureness++;
+    draft->sureness[draft->modelled++] = (uint8_t)(DRAFT_MODEL + sureness);
+    draft->model_rate +=
+        ((float)class_rate(draft, DRAFT_MODEL + sureness) - draft->model_rate) / RECENT_TOKENS;
+}
+
+void draft_skip_model(struct draft *draft) {
+    draft->model_rate += MODEL_FORGOTTEN * (MODEL_RATE - draft->model_rate);
+}
+
 static void learn_class(struct draft *draft, int c, int32_t tried, int32_t confirmed) {
     float stays = tried == 0 ? 1 - FORGOTTEN : draft->tried[c] > RECENT ? 0.5f : 1;
-    /* The tokens behind a wrong one say nothing. */
-    int32_t told = confirmed < tried ? confirmed + 1 : tried;
-    draft->tried[c] = draft->tried[c] * stays + (float)told;
+    draft->tried[c] = draft->tried[c] * stays + (float)tried;
     draft->confirmed[c] = draft->confirmed[c] * stays + (float)confirmed;
 }
 
+/* The tokens behind a wrong one say nothing. */
 void draft_learn(struct draft *draft, int32_t tried, int32_t confirmed) {
-    int32_t first = tried < draft->foreseen ? tried : draft->foreseen;
     CHECK(confirmed <= tried);
-    if (first > 0 || tried == 0)
-        learn_class(draft, class_of(draft, 0), first, confirmed < first ? confirmed : first);
-    if (tried > first && confirmed >= first)
-        learn_class(draft, draft->length_class, tried - first, confirmed - first);
+    if (tried == 0) learn_class(draft, class_of(draft, 0), 0, 0);
+    for (int32_t i = 0; i < tried && i <= confirmed; i++)
+        learn_class(draft, class_of(draft, i), 1, i < confirmed);
 }

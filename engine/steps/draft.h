@@ -1,5 +1,6 @@
 /* Drafts: tokens with which a sequence probably goes on, found in its own text, and behind those
- * that its language leaves to be written (constrain/foresee.h).
+ * that its language leaves to be written (constrain/foresee.h); or those that a draft model guesses
+ * (engine/steps/sched_drafter.c).
  *
  * The last DRAFT_KEY tokens are looked for in the text so far: the prompt and the answer, and in
  * front of them a text that the request predicts. What followed there is the draft. Places with the
@@ -8,7 +9,8 @@
  * in common (prompt lookup, as in arXiv 2304.04487).
  *
  * How many drafted tokens the model confirms depends on the length of that common text, so
- * confirmations are counted for classes of it, and for foreseen tokens. Drafts change what a step
+ * confirmations are counted for classes of it, for foreseen tokens, and for classes of how sure the
+ * draft model was. Drafts change what a step
  * computes, never which tokens an answer has: see engine/steps/sched_draft.c.
  *
  * Memory: two int32 for every token. Owned by its sequence; the engine thread alone uses it. */
@@ -17,13 +19,15 @@
 
 #include <stdint.h>
 
-#define DRAFT_KEY     3    /* tokens that two places must have in common */
-#define DRAFT_CHAIN   16   /* places that one search compares */
-#define DRAFT_LONGEST 32   /* common tokens that are counted */
-#define DRAFT_MAX     15   /* drafted tokens of a sequence in one step */
-#define DRAFT_NOTED   8192 /* places that one search adds to the chains */
-/* Classes of drafted tokens: by common tokens, up to 4, 8, 16, and more; foreseen ones. */
-enum { DRAFT_FORESEEN = 4, DRAFT_CLASSES };
+#define DRAFT_KEY      3    /* tokens that two places must have in common */
+#define DRAFT_CHAIN    16   /* places that one search compares */
+#define DRAFT_LONGEST  32   /* common tokens that are counted */
+#define DRAFT_MAX      15   /* drafted tokens of a sequence in one step */
+#define DRAFT_NOTED    8192 /* places that one search adds to the chains */
+#define DRAFT_SURENESS 5    /* classes of how sure a draft model is */
+/* Classes of drafted tokens: by common tokens, up to 4, 8, 16, and more; foreseen ones; those of a
+ * draft model by the probability that it gave them. */
+enum { DRAFT_FORESEEN = 4, DRAFT_MODEL, DRAFT_CLASSES = DRAFT_MODEL + DRAFT_SURENESS };
 
 struct draft {
     const int32_t *predicted; /* [predicted_count] the request's; in front of the text */
@@ -37,6 +41,9 @@ struct draft {
     int32_t begun;    /* tokens in front of it */
     int32_t foreseen; /* the last draft's first tokens are of that class; `from` is behind them */
     int length_class; /* class of the tokens behind them */
+    int32_t modelled; /* tokens of the last draft, all of them a draft model's; 0: it has others */
+    uint8_t sureness[DRAFT_MAX]; /* their classes */
+    float model_rate;            /* mean rate of such tokens, as far as it is known */
     float tried[DRAFT_CLASSES], confirmed[DRAFT_CLASSES]; /* recent drafted tokens */
 };
 
@@ -56,6 +63,11 @@ int32_t draft_find(struct draft *draft, int32_t *tokens, int32_t count, const in
 /* Returns the part of drafted tokens like the i-th of the last draft that is confirmed, each after
  * the one before it: 0..1. */
 double draft_rate(const struct draft *draft, int32_t i);
+/* Notes that the draft consists of a draft model's tokens so far, the last of which it gave this
+ * probability. */
+void draft_add_model(struct draft *draft, double probability);
+/* The draft model is not asked, because too few of its tokens are confirmed. */
+void draft_skip_model(struct draft *draft);
 /* Notes that of `tried` tokens of the last draft the first `confirmed` were right; tried 0: it was
  * found and not used. */
 void draft_learn(struct draft *draft, int32_t tried, int32_t confirmed);

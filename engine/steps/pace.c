@@ -167,6 +167,17 @@ double pace_growth(const struct pace *pace, int rows, int more) {
     return rows_ns(pace, more) / rows_ns(pace, rows);
 }
 
+static bool knows_rows(const struct pace *pace) {
+    bool any = false;
+    for (int i = 0; i < PACE_SIZES; i++) any = any || pace->drafts_ns[i] > 0;
+    return any;
+}
+
+double pace_part(const struct pace *of, int more, const struct pace *pace, int rows, double part) {
+    if (!knows_rows(of) || !knows_rows(pace)) return part * supposed(more) / supposed(rows);
+    return rows_ns(of, more) / rows_ns(pace, rows);
+}
+
 void pace_note_drafts(struct pace *pace, int rows, int64_t ns) {
     int size = size_class(rows);
     if (ns <= 0) return;

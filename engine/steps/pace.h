@@ -71,6 +71,10 @@ int32_t pace_rows_within(const struct pace *pace, int streams, double bound_ns, 
 
 /* Returns the time of a step with `more` rows over that of one with `rows`, without prompts. */
 double pace_growth(const struct pace *pace, int rows, int more);
+/* Returns the time of a step with so many rows of one model over that of a step with `rows` rows of
+ * another one, both without prompts. Where either was not measured yet, that of a step with one row
+ * is supposed to be `part`. */
+double pace_part(const struct pace *of, int more, const struct pace *pace, int rows, double part);
 /* Notes that a step with so many rows, none of them a prompt's, took so long. */
 void pace_note_drafts(struct pace *pace, int rows, int64_t ns);
 

@@ -50,6 +50,7 @@ void sched_open(struct sched *sched, const struct sched_options *options) {
         sched->wide_row = mem_must_alloc((size_t)options->vocab, sizeof *sched->wide_row);
         sched->wide_scratch = mem_must_alloc(kern_alternatives_scratch(options->vocab), 1);
     }
+    drafter_open(&sched->drafter, &options->drafter);
     queue_open(&sched->queue, options->clients_max, options->sequences_max);
     keeper_open(
         &sched->keeper,
@@ -130,12 +131,14 @@ static void remove_sequence(struct sched *sched, struct sequence *seq) {
     client->pages -= seq->pages_reserved;
     CHECK(sched->keeper.pages_reserved >= 0 && client->running >= 0 && client->pages >= 0);
     keeper_note_change(&sched->keeper); /* pages and a place are free */
+    sched_leave_drafter(sched, seq);
     seq_close(seq);
 }
 
 void sched_close(struct sched *sched) {
     sched_abandon(sched, ENGINE_FINISH_ABORT, 0);
     sched_publish_finished(sched);
+    drafter_close(&sched->drafter);
     keeper_close(&sched->keeper);
     queue_close(&sched->queue);
     mem_free(sched->sequences);
@@ -501,8 +504,7 @@ static int begin_step(struct sched *sched, struct sched_step *step) {
     return rc;
 }
 
-/* The time by which steps are measured. */
-static int64_t step_clock(const struct sched *sched) {
+int64_t sched_clock(const struct sched *sched) {
     return sched->options.clock ? sched->options.clock(sched->options.model) : clock_ns();
 }
 
@@ -520,7 +522,7 @@ static int compute_step(struct sched *sched) {
     if (rc != 0) return rc;
     sched->all_wait = step.batch.rows == 0;
     if (sched->all_wait) return 0;
-    begin = step_clock(sched);
+    begin = sched_clock(sched);
     rc = sched->options.model_step(sched->options.model, &step.batch, sched->want, step.want_count,
                                    &logits);
     if (rc != 0) return rc;
@@ -529,7 +531,7 @@ static int compute_step(struct sched *sched) {
     if (rc != 0) return rc;
     const int32_t prompt_rows = step.batch.rows - step.stream_rows;
     if (step.stream_rows == step.streams)
-        pace_note(&sched->pace, step.streams, prompt_rows, step_clock(sched) - begin);
+        pace_note(&sched->pace, step.streams, prompt_rows, sched_clock(sched) - begin);
     count_appended(sched, &step);
     /* The first tokens come from logits that the eviction at the prompt's end does not change. */
     if (record_samples(sched, &step, 0, logits) && sched->options.answered &&
@@ -538,7 +540,7 @@ static int compute_step(struct sched *sched) {
     rc = draw_drafts(sched, &step, logits);
     if (rc != 0) return rc;
     if (prompt_rows == 0)
-        pace_note_drafts(&sched->pace, step.stream_rows, step_clock(sched) - begin);
+        pace_note_drafts(&sched->pace, step.stream_rows, sched_clock(sched) - begin);
     rc = sched_evict_after_rows(sched);
     if (rc != 0) return rc;
     sched_add_prefixes(sched);

@@ -44,6 +44,7 @@
 
 #include "engine/engine.h"
 #include "engine/kept/keeper.h"
+#include "engine/steps/drafter.h"
 #include "engine/steps/pace.h"
 #include "engine/steps/queue.h"
 #include "engine/steps/sched_kv.h"
@@ -82,8 +83,9 @@ struct sched_options {
     int64_t save_idle_ns; /* idle time after which a conversation is written */
     size_t copy_bytes;    /* copied out of the cache, and into it, in one step, at least */
     int sequences_max, conversations_max, rows_max, logits_max;
-    int drafts;       /* drafted tokens of a sequence in one step, at most; 0..DRAFT_MAX */
-    int step_stretch; /* the percentage of pace_rows; 0: steps do not depend on time */
+    int drafts; /* drafted tokens of a sequence in one step, at most; 0..DRAFT_MAX */
+    struct drafter_options drafter; /* the draft model; all 0: there is none */
+    int step_stretch;              /* the percentage of pace_rows; 0: steps do not depend on time */
     int64_t (*clock)(void *model); /* measures steps; NULL: clock_ns. Simulations have their own. */
     int row_entries;               /* see kv_eviction_rows */
     int clients_max;               /* rows of the queue, see engine/steps/queue.h */
@@ -143,6 +145,7 @@ struct sched {
     struct sched_admission admission;
     struct sched_turns turns;
     struct pace pace;
+    struct drafter drafter;
     struct sched_ended ended;
     struct engine_counters counters;
     struct constraint_work mask_work; /* budget of the step for masks */

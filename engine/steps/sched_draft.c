@@ -1,7 +1,7 @@
-/* Drafts in a step (speculative decoding, arXiv 2211.17192, without a second model): a sequence
- * gets rows not only for its last token but also for the tokens with which it probably goes on,
- * found in its text (engine/steps/draft.h) or left by its language. The step then reads the weights
- * once for all of them.
+/* Drafts in a step (speculative decoding, arXiv 2211.17192): a sequence gets rows not only for its
+ * last token but also for the tokens with which it probably goes on, found in its text
+ * (engine/steps/draft.h), left by its language, or guessed by a draft model
+ * (engine/steps/sched_drafter.c). The step then reads the weights once for all of them.
  *
  * Nothing else changes. A row's result does not depend on how a text is split over steps
  * (kernels/kern.h), and the token after it is drawn as it would be without drafts: with the same
@@ -29,14 +29,18 @@
 void sched_open_draft(const struct sched *sched, struct sequence *seq) {
     const struct engine_request *request = &seq->job->request;
     if (request->drafts == 0 || sched->options.drafts == 0) return;
-    if (sched->options.shape.states > 0 || rule_window(&seq->kv.rule) != 0 ||
-        rule_adds(&seq->kv.rule))
-        return; /* records of the last queries, and states, cannot be taken back */
+    /* Records of the last queries, and states, cannot be taken back. */
+    if (sched->options.shape.states > 0)
+        seq->choice->undrafted = ENGINE_UNDRAFTED_STATES;
+    else if (rule_window(&seq->kv.rule) != 0 || rule_adds(&seq->kv.rule))
+        seq->choice->undrafted = ENGINE_UNDRAFTED_POLICY;
+    if (seq->choice->undrafted != ENGINE_UNDRAFTED_NOT) return;
     int32_t predicted = request->predicted_count;
     if (predicted > request->max_tokens) predicted = request->max_tokens;
     /* Without memory for it the answer is the same, later. */
-    (void)draft_open(&seq->draft, request->predicted, predicted, request->prompt_count,
-                     request->prompt_count + request->max_tokens);
+    if (draft_open(&seq->draft, request->predicted, predicted, request->prompt_count,
+                   request->prompt_count + request->max_tokens) != 0)
+        seq->choice->undrafted = ENGINE_UNDRAFTED_MEMORY;
 }
 
 /* Returns how many tokens of the sequence may be drafted now. */
@@ -72,6 +76,7 @@ static int32_t find_drafts(struct sched *sched, int streams) {
         int32_t most = seq->draft.heads ? draft_limit(sched, seq) : 0;
         seq->draft_chance = 1;
         seq->draft_found = 0;
+        seq->draft_most = most;
         if (most <= 0) continue;
         int32_t foreseen = foresee(sched, seq, ids, most, &work);
         seq->draft_found =
@@ -107,12 +112,12 @@ static bool several_clients(const struct sched *sched) {
 }
 
 /* Adds draft rows in the order of their likelihood, and leaves those with which the step gives most
- * tokens for its time. */
-static void choose_drafts(struct sched *sched, int streams, int32_t most) {
+ * tokens for its time. `spent`: the time that finding them took over that of a step without. */
+static void choose_drafts(struct sched *sched, int streams, int32_t most, double spent) {
     static const struct pace unknown;
     const struct pace *pace = sched->options.step_stretch > 0 ? &sched->pace : &unknown;
     struct sequence *order[SCHED_DRAFT_ROWS];
-    double tokens = streams, chance, best = tokens * SCHED_DRAFT_GAIN;
+    double tokens = streams, chance, best = tokens * SCHED_DRAFT_GAIN / (1 + spent);
     double longest = several_clients(sched) ? 1 + SCHED_DRAFT_STRETCH / 100.0 : INFINITY;
     int32_t count = 0, chosen = 0;
     while (count < most) {
@@ -123,8 +128,8 @@ static void choose_drafts(struct sched *sched, int streams, int32_t most) {
         seq->drafted++;
         seq->draft_chance = chance;
         tokens += chance;
-        if (tokens / growth <= best) continue;
-        best = tokens / growth;
+        if (tokens / (growth + spent) <= best) continue;
+        best = tokens / (growth + spent);
         chosen = count;
     }
     while (count > chosen) order[--count]->drafted--;
@@ -133,8 +138,15 @@ static void choose_drafts(struct sched *sched, int streams, int32_t most) {
 void sched_plan_drafts(struct sched *sched, int streams, int32_t most) {
     for (int i = 0; i < streams; i++) sched->sorted[i]->drafted = sched->sorted[i]->confirmed = 0;
     if (most > SCHED_DRAFT_ROWS) most = SCHED_DRAFT_ROWS;
-    if (most <= 0 || find_drafts(sched, streams) == 0) return;
-    choose_drafts(sched, streams, most);
+    if (most <= 0) return;
+    int32_t found = find_drafts(sched, streams);
+    double spent = 0;
+    if (drafter_is_open(&sched->drafter) && !several_clients(sched))
+        spent = sched_ask_drafter(sched, streams, most);
+    else if (found == 0)
+        return;
+    for (int i = 0; i < streams; i++) sched->sorted[i]->draft_chance = 1;
+    choose_drafts(sched, streams, most, spent);
     for (int i = 0; i < streams; i++) {
         struct sequence *seq = sched->sorted[i];
         if (seq->draft_found > 0 && seq->drafted == 0) draft_learn(&seq->draft, 0, 0);
@@ -155,6 +167,10 @@ int sched_end_drafts(struct sched *sched, const struct sched_step *step) {
         seq->choice->drafts_rejected += seq->drafted - seq->confirmed;
         sched->counters.drafted_tokens += (uint64_t)seq->drafted;
         sched->counters.confirmed_tokens += (uint64_t)seq->confirmed;
+        if (seq->draft.modelled > 0) {
+            sched->counters.model_drafted_tokens += (uint64_t)seq->drafted;
+            sched->counters.model_confirmed_tokens += (uint64_t)seq->confirmed;
+        }
         if (seq->due.tokens < span->pos + span->count)
             rc = kern->ops->truncate(kern, seq->slot, seq->due.tokens);
     }

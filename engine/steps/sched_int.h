@@ -1,7 +1,8 @@
 /* Declarations shared by the files of the scheduler: sched.c (steps), sched_evict.c (evictions and
  * shifts), sched_turns.c (who takes part in a step), sched_batch.c (the rows of a step),
  * sched_admit.c (admission), sched_keep.c (sequences that continue conversations and become some),
- * sched_checkpoint.c (conversations that running sequences leave), sched_draft.c (drafted tokens).
+ * sched_checkpoint.c (conversations that running sequences leave), sched_draft.c (drafted tokens),
+ * sched_drafter.c (those of the draft model).
  * No other file includes this. */
 #ifndef KEEPD_ENGINE_STEPS_SCHED_INT_H
 #define KEEPD_ENGINE_STEPS_SCHED_INT_H
@@ -45,6 +46,9 @@ struct sched_want {
     struct sequence *seq;
     int32_t scored; /* index of the prompt token this row's logits score; -1 = sample */
 };
+
+/* The time by which steps are measured. */
+int64_t sched_clock(const struct sched *sched);
 
 struct sched_step {
     struct kern_batch batch;
@@ -101,6 +105,15 @@ void sched_open_draft(const struct sched *sched, struct sequence *seq);
 void sched_plan_drafts(struct sched *sched, int streams, int32_t most);
 /* After the samples: takes back the entries of drafted tokens that were not drawn, and counts. */
 int sched_end_drafts(struct sched *sched, const struct sched_step *step);
+
+/* ---- sched_drafter.c ---- */
+
+/* Lets the draft model guess for those of the first `streams` sequences of sched->sorted whose
+ * drafts it can better, at most `most` of them. Returns the time that it took over that of a step
+ * with as many answers. */
+double sched_ask_drafter(struct sched *sched, int streams, int32_t most);
+/* The sequence ends: the draft model forgets it. */
+void sched_leave_drafter(struct sched *sched, struct sequence *seq);
 
 /* ---- sched_admit.c ---- */
 

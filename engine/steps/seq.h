@@ -10,6 +10,7 @@
 #include "engine/kept/conversation.h"
 #include "engine/steps/constraint.h"
 #include "engine/steps/draft.h"
+#include "engine/steps/drafter.h"
 #include "engine/steps/tally.h"
 #include "paging/due.h"
 
@@ -58,8 +59,11 @@ struct sequence {
     uint64_t origin_file; /* conversation whose file goes if `origin` has left memory */
     int32_t *ends;        /* EOS and stop ids, for min_tokens and constraints; owned or NULL */
     int32_t end_count;
-    struct tally tally; /* for penalties; closed without */
+    struct tally tally;              /* for penalties; closed without */
+    struct drafter_text *model_text; /* what the draft model has of it; NULL: nothing */
+    bool model_failed;               /* the draft model is not asked again */
     struct draft draft; /* closed: the sequence has none. What follows is that of the step: */
+    int32_t draft_most; /* tokens that may be drafted */
     int32_t draft_found, drafted,
         confirmed;       /* numbers of drafted tokens: found, given a row, and drawn */
     double draft_chance; /* likelihood that all its drafted tokens with a row are drawn */

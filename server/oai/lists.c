@@ -80,6 +80,12 @@ static void write_nullable(struct buf *out, const char *text) {
         buf_str(out, "null");
 }
 
+/* Returns a path without its folders, which clients need not know. */
+static const char *last_part(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash && slash[1] ? slash + 1 : path;
+}
+
 void oai_render_server_info(struct buf *out, const struct oai_rules *rules) {
     const struct engine_info *info = rules->info;
     buf_str(out, "{\"served_model_name\":");
@@ -102,11 +108,14 @@ void oai_render_server_info(struct buf *out, const struct oai_rules *rules) {
     buf_fmt(out, ",\"kv_budget\":%d,\"kv_budget_max\":%d,\"kv_dtype\":", info->kv_budget,
             info->kv_budget_max);
     write_str(out, info->kv_dtype);
+    buf_fmt(out, ",\"speculate\":%d,\"draft_model\":", info->speculate);
+    write_nullable(out, info->draft_model ? last_part(info->draft_model) : NULL);
     buf_fmt(
         out,
+        ",\"draft_bytes\":%" PRId64 ",\"draft_budget\":%d"
         ",\"has_gates\":%s,\"gates_from\":\"%s\",\"has_chat_template\":%s,\"splits_reasoning\":%s"
         ",\"tool_call_parser\":\"%s\"}",
-        info->has_gates ? "true" : "false", info->gates_from,
+        info->draft_bytes, info->draft_budget, info->has_gates ? "true" : "false", info->gates_from,
         info->has_chat_template ? "true" : "false",
         rules->think.begin >= 0 || rules->channels.split ? "true" : "false",
         oai_tool_style_name(&rules->tools));
@@ -136,16 +145,14 @@ static void write_defaults(struct buf *out, const struct oai_rules *rules) {
             (double)sampling.top_p, (double)sampling.min_p, (double)sampling.repetition);
 }
 
-/* The model's path without its folders, which clients need not know. */
 void oai_render_props(struct buf *out, const struct oai_rules *rules) {
     const struct engine_info *info = rules->info;
-    const char *slash = strrchr(info->model_dir, '/');
     buf_str(out, "{\"default_generation_settings\":");
     write_defaults(out, rules);
     buf_fmt(out, ",\"total_slots\":%d,\"model_alias\":", info->max_num_seqs * info->replicas);
     write_str(out, rules->names[0]);
     buf_str(out, ",\"model_path\":");
-    write_str(out, slash && slash[1] ? slash + 1 : info->model_dir);
+    write_str(out, last_part(info->model_dir));
     buf_str(out, ",\"modalities\":{\"vision\":false,\"audio\":false},\"chat_template\":");
     write_str(out, info->chat_template ? info->chat_template : "");
     buf_str(out, ",\"bos_token\":");

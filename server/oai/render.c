@@ -167,16 +167,20 @@ uint64_t oai_reasoning_total(const struct oai_answer *answer) {
  * completions. */
 static void write_token_details(struct buf *out, const struct oai_answer *answer) {
     int64_t accepted = 0, rejected = 0;
+    const char *refused = NULL;
     for (int i = 0; i < oai_choice_count(answer); i++) {
         const struct engine_choice *choice = oai_choice_of(answer, i);
         if (engine_see_choice(choice).finish == ENGINE_RUNNING) continue;
         accepted += choice->drafts_confirmed;
         rejected += choice->drafts_rejected;
+        if (!refused) refused = engine_undrafted_name(choice->undrafted);
     }
     buf_fmt(out,
             "{\"reasoning_tokens\":%" PRIu64 ",\"accepted_prediction_tokens\":%" PRId64
-            ",\"rejected_prediction_tokens\":%" PRId64 "}",
+            ",\"rejected_prediction_tokens\":%" PRId64,
             oai_reasoning_total(answer), accepted, rejected);
+    if (refused) buf_fmt(out, ",\"prediction_refused\":\"%s\"", refused);
+    buf_str(out, "}");
 }
 
 uint64_t oai_prompt_read(const struct oai_answer *answer) {

@@ -1,10 +1,14 @@
 """Requests drawn at random give the same bits with guessed tokens and without, alone and side by side, on every
-path of the CPU and on two ranks (tests/http/test_cuda.py: on the emulated GPU). KEEPD_DRAFT_REQUESTS: how many are
-drawn for each of them."""
+path of the CPU, on two ranks (tests/http/test_cuda.py: on the emulated GPU), and with draft models. KEEPD_DRAFT_REQUESTS:
+how many are drawn for each of them."""
 import concurrent.futures as futures
+import json
 import os
 import pathlib
 import random
+import shutil
+import struct
+import subprocess
 import threading
 import time
 
@@ -20,13 +24,13 @@ SCHEMA = {"type": "object", "properties": {"name": {"enum": NAMES}, "codes": {"t
           "required": ["name", "codes"], "additionalProperties": False}
 
 
-def draw(rng):
+def draw(rng, policies=POLICIES):
     """One request; what it repeats is what makes guesses right."""
     fact = f"My sister {rng.choice(NAMES)} lives in Lisbon. The code of the garage is {rng.randrange(1000, 9999)}. "
     messages = [{"role": "user", "content": fact * rng.randrange(1, 7)}]
     if rng.random() < 0.3:
         messages += [{"role": "assistant", "content": "Noted."}, {"role": "user", "content": "What is the code of the garage?"}]
-    kv = {"policy": rng.choice(POLICIES), "report": rng.choice(("lengths", "positions", "trace")), "reuse": False, "retain": False}
+    kv = {"policy": rng.choice(policies), "report": rng.choice(("lengths", "positions", "trace")), "reuse": False, "retain": False}
     if kv["policy"] != "full":
         kv |= {"budget": rng.randrange(20, 80), "buffer": rng.choice((0, 4, 16, 40)), "chunk": rng.choice((16, 64))}
     body = {"model": "keepd-nano", "messages": messages, "max_tokens": rng.randrange(1, 90), "seed": rng.randrange(1 << 30),
@@ -65,9 +69,9 @@ def vanish(url, body, stop):
         time.sleep(0.05)
 
 
-def compare(d, seed, count):
+def compare(d, seed, count, policies=POLICIES):
     rng = random.Random(seed)
-    bodies = [draw(rng) for _ in range(count)]
+    bodies = [draw(rng, policies) for _ in range(count)]
     without = [ask(d.url, body, "off") for body in bodies]
     assert not any(accepted or rejected for _, accepted, rejected in without)
     alone = [ask(d.url, body, "auto") for body in bodies]
@@ -122,3 +126,124 @@ def test_a_conversation_goes_on_as_without(daemon):
         answers.append(turns)
         assert turns[-1][2]["cached_tokens"] > 0
     assert answers[0] == answers[1]
+
+
+# ---- Draft models ----
+
+NANO = ROOT / "bundled/keepd-nano"
+WITHOUT_GATES = tuple(p for p in POLICIES if p not in ("global", "trimkv"))
+
+
+def resize(to, layers):
+    """keepd-nano with so many of its layers; further ones add nothing, so that it computes the same, more slowly."""
+    shutil.copytree(NANO, to, ignore=shutil.ignore_patterns("gates*", "*.md", "*.log", "SHA*", "model.safetensors"))
+    data = (NANO / "model.safetensors").read_bytes()
+    size = struct.unpack("<Q", data[:8])[0]
+    header, body = json.loads(data[8:8 + size]), data[8 + size:]
+    header.pop("__metadata__", None)
+    tensors = {}
+    for name, tensor in header.items():
+        part = body[slice(*tensor["data_offsets"])]
+        number = int(name.split(".")[2]) if ".layers." in name else -1
+        if number < layers:
+            tensors[name] = (tensor, part)
+        for more in range(6, layers) if number == 0 else []:
+            zero = name.endswith(("o_proj.weight", "down_proj.weight"))
+            tensors[name.replace(".0.", f".{more}.")] = (tensor, bytes(len(part)) if zero else part)
+    at, header = 0, {}
+    for name, (tensor, part) in tensors.items():
+        header[name] = tensor | {"data_offsets": [at, at + len(part)]}
+        at += len(part)
+    text = json.dumps(header).encode()
+    with (to / "model.safetensors").open("wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text)
+        for _, part in tensors.values():
+            f.write(part)
+    config = json.loads((to / "config.json").read_text()) | {"num_hidden_layers": layers}
+    (to / "config.json").write_text(json.dumps(config))
+    return str(to)
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory):
+    """A model that computes what keepd-nano computes, in six times as many layers."""
+    return resize(tmp_path_factory.mktemp("deep") / "model", 36)
+
+
+@pytest.fixture(scope="module")
+def shallow(tmp_path_factory):
+    return resize(tmp_path_factory.mktemp("shallow") / "model", 4)
+
+
+def test_a_model_that_computes_the_same_is_always_right(daemon, deep):
+    d = daemon("--model", deep, "--draft-model", str(NANO), "--step-stretch", "0", *FLAGS)
+    fact = "My sister Nora lives in Lisbon. The code of the garage is 4815. "
+    for temperature in (0, 1):
+        body = {"messages": [{"role": "user", "content": fact}], "max_tokens": 150, "temperature": temperature, "seed": 4,
+                "ignore_eos": True, "kv": {"policy": "full"}, "return_token_ids": True, "logprobs": True}
+        answer, accepted, _ = ask(d.url, body, "auto")
+        assert accepted > 60
+        assert answer == ask(d.url, body, "off")[0]
+    guessed, right = (d.metric(f"keepd_model_{what}_tokens_total") for what in ("drafted", "confirmed"))
+    assert guessed == right > 100
+    info = requests.get(f"{d.url}/server_info", timeout=10).json()
+    assert info["draft_model"] == "keepd-nano" and info["draft_budget"] == 1024 and info["draft_bytes"] > 11e6
+
+
+@pytest.mark.parametrize("stretch", ["0", "200"])
+def test_the_bits_are_those_without_a_draft_model(daemon, deep, shallow, stretch):
+    d = daemon("--model", deep, "--draft-model", shallow, "--draft-budget", "128", "--step-stretch", stretch, *FLAGS)
+    compare(d, 5, COUNT, WITHOUT_GATES)
+    guessed, right = (d.metric(f"keepd_model_{what}_tokens_total") for what in ("drafted", "confirmed"))
+    print(f"{right:.0f} of {guessed:.0f} guesses of the draft model")
+    assert d.metric("keepd_draft_model_failures_total") == 0
+    if COUNT >= 50:
+        assert guessed > right > 0
+
+
+def test_thirty_two_chats_have_bounded_drafts(daemon, deep, shallow):
+    """Every chat has its reservation, and the draft model's memory is that of its texts."""
+    d = daemon("--model", deep, "--draft-model", shallow, "--draft-budget", "128", "--max-num-seqs", "32", "--kv-budget", "64",
+               "--kv-policy", "streaming", "--step-stretch", "0")
+    before = d.rss()
+
+    def dialogue(number):
+        messages, ends = [], []
+        for turn in range(3):
+            messages.append({"role": "user", "content": f"Chat {number}, turn {turn}: my code is {number * 37 % 1000}. " * 3})
+            answer = d.chat(messages, max_tokens=80, ignore_eos=True)
+            messages.append(answer["choices"][0]["message"])
+            ends.append(answer["usage"]["completion_tokens"])
+        return ends
+
+    with futures.ThreadPoolExecutor(32) as pool:
+        assert list(pool.map(dialogue, range(32))) == [[80] * 3] * 32
+    assert d.metric("keepd_preemptions_total") == 0
+    assert d.metric("keepd_draft_model_failures_total") == 0
+    assert d.metric("keepd_pages_reserved") == 0
+    if not d.sanitized:
+        info = requests.get(f"{d.url}/server_info", timeout=10).json()
+        assert d.rss() - before < info["draft_bytes"] + 200e6
+
+
+def refusal(*flags):
+    binary = os.environ.get("KEEPD_BIN", ROOT / "build" / "keepd")
+    done = subprocess.run([binary, "--port", "0", *flags], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode != 0
+    return done.stderr + done.stdout
+
+
+def test_a_draft_model_that_cannot_guess_is_refused(tmp_path, deep):
+    other = tmp_path / "other"
+    shutil.copytree(NANO, other)
+    tokens = json.loads((other / "tokenizer.json").read_text())
+    vocab = tokens["model"]["vocab"]
+    names = {number: name for name, number in vocab.items()}
+    vocab[names[1000]], vocab[names[1001]] = 1001, 1000
+    (other / "tokenizer.json").write_text(json.dumps(tokens))
+    model = ("--model", deep)
+    said = refusal(*model, "--draft-model", str(other))
+    assert "draft-model" in said and "token 1000 is" in said and names[1000] in said, said
+    assert "speculate 0" in refusal(*model, "--draft-model", str(NANO), "--speculate", "0")
+    assert "one rank" in refusal(*model, "--draft-model", str(NANO), "--tensor-parallel-size", "2", "--threads", "2")
+    assert "draft-model" in refusal(*model, "--draft-model", str(tmp_path / "absent"))

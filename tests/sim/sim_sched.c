@@ -10,7 +10,9 @@
  * what is kept.
  *
  * Answers that are computed a second time are predicted, with some tokens changed, so that drafted
- * tokens are confirmed and rejected; those computed for the first time are not.
+ * tokens are confirmed and rejected; those computed for the first time are not. In every other
+ * storm a draft model guesses, too, often wrongly, and its steps fail now and then; alone it never
+ * fails.
  *
  * The CPU backend's path and thread count change with the seed; every fifth model has recurrent
  * states.
@@ -39,6 +41,7 @@ static bool is_shifted(uint64_t seed) {
 static long shifted, cuts_compared, retries_compared, deleted, restarts, restored;
 static long prefixes, prefix_hits, prefix_waits, apart, divided;
 static long drafted, confirmed, drafted_alone, confirmed_alone;
+static long modelled, model_confirmed, model_failures;
 
 struct random {
     uint64_t state;
@@ -277,6 +280,9 @@ static void count_world(const struct world *w) {
     prefix_waits += (long)counters->prefix_waits;
     drafted += (long)counters->drafted_tokens;
     confirmed += (long)counters->confirmed_tokens;
+    modelled += (long)counters->model_drafted_tokens;
+    model_confirmed += (long)counters->model_confirmed_tokens;
+    model_failures += (long)counters->drafter_failures;
     apart += (long)w->sched.turns.apart_steps;
     divided += (long)w->sched.turns.divided_steps;
 }
@@ -340,6 +346,12 @@ static void storm(struct chain *chains, uint64_t seed) {
     options.row_entries = seed % 4 < 2; /* evictions are expensive and deferred, or cheap */
     options.clients = 1 + below(&r, CLIENTS);
     options.step_stretch = seed % 3 == 1 ? 200 : 0;
+    if (below(&r, 2)) {
+        options.draft_texts = 1 + below(&r, options.sequences);
+        options.draft_places = DRAFTER_PLACES_LEAST + below(&r, 200);
+        options.draft_wrong = below(&r, 40);
+        options.draft_fails = below(&r, 4);
+    }
     world_open(&w, &options);
     for (int i = 0; i < CHAINS; i++) {
         plan_chain(&chains[i], &r, i, options.sequences, is_shifted(seed));
@@ -373,6 +385,8 @@ static void replay_alone(const struct chain *seen, int index, uint64_t seed) {
     options.sequences = CHOICES;
     options.drafts = DRAFT_MAX;
     options.conversations = 2;
+    options.draft_texts = seed % 2 == 0 ? CHOICES : 0;
+    options.draft_wrong = 20;
     options.rows = 3 + (int)(seed % 200);
     if (options.rows <= CHOICES) options.rows = CHOICES + 1;
     options.logits = CHOICES + 1 + (int)(seed % 7);
@@ -438,6 +452,8 @@ int main(int argc, char **argv) {
            prefix_waits);
     printf("%ld of %ld drafted tokens confirmed, alone %ld of %ld; ", confirmed, drafted,
            confirmed_alone, drafted_alone);
+    printf("%ld of %ld by a draft model, which failed %ld times; ", model_confirmed, modelled,
+           model_failures);
     printf("%ld prompts read apart, %ld divided steps; ", apart, divided);
     printf("%llu seeds: %ld turns, %ld continued, %ld cancelled, %ld scored, %ld stopped\n",
            (unsigned long long)seeds, turns, continued, cancelled, scored, stopped);
@@ -447,6 +463,7 @@ int main(int argc, char **argv) {
            restored > 0 && shifted > 0 && prefixes > 0 && prefix_hits > 0 && prefix_waits > 0));
     CHECK(seeds < 10 || (apart > 0 && divided > 0));
     CHECK(seeds < 10 || (confirmed > 0 && drafted > confirmed));
+    CHECK(seeds < 10 || (model_confirmed > 0 && modelled > model_confirmed && model_failures > 0));
     CHECK(seeds < 10 || (confirmed_alone > 0 && drafted_alone > confirmed_alone));
     CHECK(seeds < 10 || (turns > 0 && continued > 0 && cancelled > 0 && scored > 0 && stopped > 0));
     return 0;

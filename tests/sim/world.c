@@ -142,14 +142,15 @@ static void fill_rows(struct world *w, const struct kern_batch *batch, int layer
         }
 }
 
-static void add_logits(struct world *w, const int32_t *want, int want_count, int layer) {
+static void add_logits(struct world *w, float *logits, const int32_t *want, int want_count,
+                       int layer) {
     for (int i = 0; i < want_count; i++)
         for (int v = 0; v < WORLD_VOCAB; v++) {
             const float *out = w->out + (size_t)want[i] * OUT;
             float sum = 0;
             for (int d = 0; d < OUT; d++)
                 sum += out[d] * (2 * unit((uint64_t)(v * 4096 + d * 4 + layer)) - 1);
-            w->logits[i * WORLD_VOCAB + v] += 3 * sum;
+            logits[i * WORLD_VOCAB + v] += 3 * sum;
         }
 }
 
@@ -204,27 +205,67 @@ static int64_t spent(void *model) {
 static const float inv_freq[WORLD_DIM / 2] = {1, 0.5f, 0.25f, 0.1f, 0.05f, 0.01f, 0.001f, 0};
 static const float *const rotations[WORLD_LAYERS] = {inv_freq, inv_freq};
 
+static void run_layers(struct world *w, struct kern *kern, const struct kern_batch *batch,
+                       float *logits, const int32_t *want, int want_count) {
+    struct kern_attend_options attend = {.scale = 1.0f};
+    memset(logits, 0, (size_t)want_count * WORLD_VOCAB * sizeof(float));
+    for (int layer = 0; layer < WORLD_LAYERS; layer++) {
+        fill_rows(w, batch, layer);
+        attend.sliding_window = layer % 2 == 0 ? w->options.sliding_window : 0;
+        const struct kern_rope rope = {.inv_freq = inv_freq, .scale = 1};
+        if (w->options.positions > 0) kern->ops->qk_rope(kern, w->qkv, NULL, NULL, 0, &rope, batch);
+        kern->ops->write_kv(kern, layer, w->qkv, w->log_beta, batch);
+        kern->ops->attend(kern, layer, w->out, w->qkv, batch, &attend);
+        add_logits(w, logits, want, want_count, layer);
+    }
+}
+
 static int fake_step(void *model, const struct kern_batch *batch, const int32_t *want,
                      int want_count, const float **logits) {
     struct world *w = model;
-    struct kern_attend_options attend = {.scale = 1.0f};
-    int sliding_window = w->options.sliding_window;
     check_batch(w, batch, want, want_count);
     spend(w, batch);
     int rc = w->ops.begin_step(w->kern, batch);
     if (rc != 0) return rc;
-    memset(w->logits, 0, (size_t)want_count * WORLD_VOCAB * sizeof(float));
-    for (int layer = 0; layer < WORLD_LAYERS; layer++) {
-        fill_rows(w, batch, layer);
-        attend.sliding_window = layer % 2 == 0 ? sliding_window : 0;
-        const struct kern_rope rope = {.inv_freq = inv_freq, .scale = 1};
-        if (w->options.positions > 0) w->ops.qk_rope(w->kern, w->qkv, NULL, NULL, 0, &rope, batch);
-        w->ops.write_kv(w->kern, layer, w->qkv, w->log_beta, batch);
-        w->ops.attend(w->kern, layer, w->out, w->qkv, batch, &attend);
-        add_logits(w, want, want_count, layer);
-    }
+    run_layers(w, w->kern, batch, w->logits, want, want_count);
     add_states(w, batch, want, want_count);
     *logits = w->logits;
+    return 0;
+}
+
+/* ---- The draft model ---- */
+
+/* Its random numbers, and the backend's own function: see plan. */
+static struct {
+    uint64_t state;
+    int fails;
+    const struct kern_ops *real;
+} draft_plan;
+
+static bool draft_chance(int percent) {
+    draft_plan.state = world_mix(draft_plan.state);
+    return (int)(draft_plan.state % 100) < percent;
+}
+
+static int truncate_draft(struct kern *kern, int slot, int32_t pos) {
+    if (draft_chance(draft_plan.fails)) return ERR_NOMEM;
+    return draft_plan.real->truncate(kern, slot, pos);
+}
+
+static int draft_step(void *model, const struct kern_batch *batch, const int32_t *want,
+                      int want_count, const float **logits) {
+    struct world *w = model;
+    CHECK(batch->rows <= DRAFTER_ROWS && want_count <= DRAFTER_ASKED);
+    if (draft_chance(w->options.draft_fails)) return ERR_NOMEM;
+    int rc = w->draft->ops->begin_step(w->draft, batch);
+    CHECK_MSG(rc == 0, "the draft model's cache is too small: %s", err_text(rc));
+    if (draft_chance(w->options.draft_fails)) return ERR_INTERNAL; /* with rows appended */
+    run_layers(w, w->draft, batch, w->draft_logits, want, want_count);
+    for (int i = 0; i < want_count; i++)
+        if (draft_chance(w->options.draft_wrong))
+            w->draft_logits[i * WORLD_VOCAB + (int)(draft_plan.state >> 40) % WORLD_VOCAB] += 9;
+    w->draft_rows += batch->rows;
+    *logits = w->draft_logits;
     return 0;
 }
 
@@ -274,6 +315,60 @@ static void open_cache(struct world *w, const struct world_options *o,
                                        .vocab = WORLD_VOCAB};
     w->ops.cache_info(&cache, info);
     CHECK_MSG(w->ops.cache_open(w->kern, &cache, &fault) == 0, "%s", fault.text);
+}
+
+static int64_t draft_text_pages(const struct world_options *o) {
+    struct kern_cache_info info;
+    const struct kern_cache_options cache = {.head_dim = WORLD_DIM, .dtype = KERN_F32};
+    draft_plan.real->cache_info(&cache, &info);
+    return (int64_t)WORLD_STREAMS * ((o->draft_places + info.page_slots - 1) / info.page_slots);
+}
+
+static void open_draft(struct world *w) {
+    struct world_options *o = &w->options;
+    struct fault fault = {0};
+    struct cpu_options cpu = {.path = o->path ? o->path : "reference", .threads = 1};
+    if (o->draft_texts == 0) return;
+    if (o->draft_places == 0) o->draft_places = WORLD_POSITIONS;
+    CHECK_MSG(cpu_open(&cpu, &w->draft, &fault) == 0, "%s", fault.text);
+    draft_plan.real = w->draft->ops;
+    draft_plan.fails = o->draft_fails;
+    w->draft_ops = *w->draft->ops;
+    w->draft_ops.truncate = truncate_draft;
+    w->draft->ops = &w->draft_ops;
+    struct kern_cache_options cache = {.layers = WORLD_LAYERS,
+                                       .heads_q = WORLD_HEADS_Q,
+                                       .heads_kv = WORLD_HEADS_KV,
+                                       .head_dim = WORLD_DIM,
+                                       .dtype = KERN_F32,
+                                       .pages = o->draft_texts * draft_text_pages(o),
+                                       .slots = o->draft_texts,
+                                       .max_positions = o->draft_places,
+                                       .rows_max = DRAFTER_ROWS,
+                                       .logits_max = DRAFTER_ASKED,
+                                       .vocab = WORLD_VOCAB};
+    CHECK_MSG(w->draft->ops->cache_open(w->draft, &cache, &fault) == 0, "%s", fault.text);
+    w->draft_logits = mem_must_alloc((size_t)DRAFTER_ASKED * WORLD_VOCAB, sizeof(float));
+}
+
+static struct drafter_options draft_options(struct world *w) {
+    if (!w->draft) return (struct drafter_options){0};
+    return (struct drafter_options){.kern = w->draft,
+                                    .model = w,
+                                    .model_step = draft_step,
+                                    .vocab = WORLD_VOCAB,
+                                    .texts = w->options.draft_texts,
+                                    .places = w->options.draft_places,
+                                    .weight = 0.05};
+}
+
+static void close_draft(struct world *w) {
+    struct kern_cache_stats stats;
+    if (!w->draft) return;
+    w->draft->ops->cache_stats(w->draft, &stats);
+    CHECK_MSG(stats.pages_used == 0, "%lld pages of drafts leaked", (long long)stats.pages_used);
+    w->draft->ops->close(w->draft);
+    mem_free(w->draft_logits);
 }
 
 /* A hanging disk: the store's thread blocks in the check of a file. */
@@ -339,7 +434,8 @@ void world_open(struct world *w, const struct world_options *options) {
     if (o->logits == 0) o->logits = o->sequences + 4;
     open_cache(w, o, &info);
     open_store(w);
-    size_t rows = (size_t)o->rows;
+    open_draft(w);
+    size_t rows = (size_t)(w->draft && o->rows < DRAFTER_ROWS ? DRAFTER_ROWS : o->rows);
     w->qkv = mem_must_alloc(rows * QKV, sizeof(float));
     w->log_beta = mem_must_alloc(rows * WORLD_HEADS_KV, sizeof(float));
     w->bcx = mem_must_alloc(rows * 3 * WORLD_CHANNELS, sizeof(float));
@@ -386,6 +482,7 @@ void world_open(struct world *w, const struct world_options *options) {
         .rows_max = o->rows,
         .logits_max = o->logits,
         .drafts = o->drafts,
+        .drafter = draft_options(w),
         .row_entries = o->row_entries > 0 ? o->row_entries : KV_ROW_ENTRIES,
         .clients_max = o->clients > 0 ? o->clients : 32,
     };
@@ -404,6 +501,7 @@ void world_close(struct world *w) {
     w->ops.cache_stats(w->kern, &stats);
     CHECK_MSG(stats.pages_used == 0, "%lld pages leaked", (long long)stats.pages_used);
     store_close(w->store);
+    close_draft(w);
     w->ops.close(w->kern);
     mem_free(w->bcx);
     mem_free(w->mixed);
@@ -462,6 +560,8 @@ void world_check(const struct world *w) {
     struct fault fault = {0};
     w->ops.cache_stats(w->kern, &stats);
     CHECK_MSG(w->ops.cache_check(w->kern, &fault) == 0, "%s", fault.text);
+    if (w->draft)
+        CHECK_MSG(w->draft->ops->cache_check(w->draft, &fault) == 0, "draft: %s", fault.text);
     CHECK(stats.pages_used <= s->keeper.pages_reserved + s->keeper.table.pages);
     CHECK(s->keeper.pages_reserved + s->keeper.table.pages <= s->options.pages_total);
     CHECK(atomic_load(&w->places) == s->queue.waiting);

@@ -33,6 +33,11 @@ struct world_options {
     int step_stretch; /* see struct sched_options; steps then take the time of world_step_ns */
     int sliding_window; /* The window of every second layer, from the first on; 0: none. */
     int states;         /* recurrent states beside the layers' entries */
+    /* A draft model, which is the same model over a cache of its own. */
+    int draft_texts;  /* that it may have at once; 0: there is none */
+    int draft_places; /* of a text; 0 = WORLD_POSITIONS */
+    int draft_wrong;  /* logits of a hundred that are others than the model's */
+    int draft_fails;  /* steps, and cuts of its texts, of a hundred that fail */
 };
 
 /* Operations of the backend that can be made to fail. */
@@ -58,6 +63,10 @@ struct world {
     struct store *store;
     float *qkv, *log_beta, *out, *logits;
     float *bcx, *mixed, *taps; /* convolutions */
+    struct kern *draft;        /* of the draft model, and its logits */
+    struct kern_ops draft_ops;
+    float *draft_logits;
+    int draft_rows; /* rows of its steps so far */
     struct world_options options;
     struct sched sched;
     atomic_int places, pending; /* counters of the engine */

@@ -1,0 +1,134 @@
+#include "engine/steps/drafter.h"
+
+#include "base/check.h"
+#include "base/mem.h"
+
+void drafter_open(struct drafter *drafter, const struct drafter_options *options) {
+    *drafter = (struct drafter){.options = *options};
+    if (!options->kern) return;
+    CHECK(options->places >= DRAFTER_PLACES_LEAST && options->texts > 0);
+    drafter->texts = mem_must_alloc((size_t)options->texts, sizeof *drafter->texts);
+    drafter->sampled = mem_must_alloc(DRAFTER_ASKED, sizeof *drafter->sampled);
+    drafter->rows = mem_must_alloc(DRAFTER_ROWS, sizeof *drafter->rows);
+}
+
+void drafter_close(struct drafter *drafter) {
+    mem_free(drafter->texts);
+    mem_free(drafter->sampled);
+    mem_free(drafter->rows);
+    *drafter = (struct drafter){0};
+}
+
+static int slot_of(const struct drafter *drafter, const struct drafter_text *text) {
+    return (int)(text - drafter->texts);
+}
+
+struct drafter_text *drafter_take(struct drafter *drafter) {
+    for (int i = 0; i < drafter->options.texts; i++) {
+        if (drafter->texts[i].taken) continue;
+        drafter->texts[i] = (struct drafter_text){.taken = true};
+        return &drafter->texts[i];
+    }
+    return NULL;
+}
+
+void drafter_empty(struct drafter *drafter, struct drafter_text *text) {
+    struct kern *kern = drafter->options.kern;
+    kern->ops->release(kern, slot_of(drafter, text));
+    *text = (struct drafter_text){.taken = true};
+}
+
+void drafter_drop(struct drafter *drafter, struct drafter_text *text) {
+    if (!text) return;
+    drafter_empty(drafter, text);
+    text->taken = false;
+}
+
+/* Returns the place of a sequence's token. */
+static int32_t place_of(const struct drafter_text *text, int32_t token) {
+    return text->from > 0 ? token - text->from + DRAFTER_SINKS : token;
+}
+
+static int32_t token_at_place(const struct drafter_text *text, int32_t place) {
+    return text->from > 0 && place >= DRAFTER_SINKS ? place - DRAFTER_SINKS + text->from : place;
+}
+
+/* Returns the place behind the last entry; one that was begun and has read nothing has none. */
+static int32_t end_place(const struct drafter_text *text) {
+    if (text->read == text->from) return 0;
+    return place_of(text, text->read) + text->guessed;
+}
+
+int drafter_settle(struct drafter *drafter, struct drafter_text *text, const int32_t *tokens,
+                   int32_t count) {
+    struct kern *kern = drafter->options.kern;
+    int32_t right = 0;
+    CHECK(text->read < count);
+    while (right < text->guessed && text->read + 1 < count &&
+           tokens[text->read] == text->guesses[right]) {
+        right++;
+        text->read++;
+    }
+    bool wrong = right < text->guessed;
+    text->guessed = 0;
+    if (place_of(text, count) + DRAFT_MAX > drafter->options.places) {
+        drafter_empty(drafter, text);
+        return 0;
+    }
+    return wrong ? kern->ops->truncate(kern, slot_of(drafter, text), end_place(text)) : 0;
+}
+
+void drafter_begin(struct drafter_text *text, int32_t count, int32_t rows) {
+    CHECK(text->read == 0 && text->guessed == 0 && rows > 0);
+    text->from = count - rows > DRAFTER_SINKS ? count - rows : 0;
+    text->read = text->from;
+}
+
+/* Adds the rows of a text to a step. Returns false where one is no token of this model. */
+static bool add_text_rows(struct drafter *drafter, const struct drafter_ask *ask,
+                          struct kern_span *span, int32_t row) {
+    int32_t first = end_place(ask->text), end = place_of(ask->text, ask->end);
+    *span = (struct kern_span){
+        .slot = slot_of(drafter, ask->text), .row = row, .count = end - first, .pos = first};
+    CHECK(span->count > 0 && row + span->count <= DRAFTER_ROWS && end <= drafter->options.places);
+    for (int32_t place = first; place < end; place++) {
+        int32_t token = ask->tokens[token_at_place(ask->text, place)];
+        if (token >= drafter->options.vocab) return false;
+        drafter->rows[row + place - first] = token;
+    }
+    return true;
+}
+
+static void note_rows(const struct drafter_ask *ask) {
+    struct drafter_text *text = ask->text;
+    int32_t guesses = ask->end - ask->known, old = text->guessed;
+    text->read = guesses > 0 ? ask->known : ask->end;
+    for (text->guessed = guesses > 0 ? guesses : 0; old < text->guessed; old++)
+        text->guesses[old] = ask->tokens[ask->known + old];
+}
+
+int drafter_step(struct drafter *drafter, const struct drafter_ask *asks, int count) {
+    struct kern *kern = drafter->options.kern;
+    struct kern_span spans[DRAFTER_ASKED];
+    struct kern_sample samples[DRAFTER_ASKED];
+    int32_t want[DRAFTER_ASKED], rows = 0;
+    int wanted = 0;
+    const float *logits = NULL;
+    CHECK(count > 0 && count <= DRAFTER_ASKED);
+    for (int i = 0; i < count; i++) {
+        if (!add_text_rows(drafter, &asks[i], &spans[i], rows)) return ERR_INVALID;
+        rows += spans[i].count;
+        if (!asks[i].wants) continue;
+        samples[wanted] = asks[i].sample;
+        want[wanted++] = rows - 1;
+    }
+    const struct kern_batch batch = {
+        .tokens = drafter->rows, .spans = spans, .rows = rows, .span_count = count};
+    int rc = drafter->options.model_step(drafter->options.model, &batch, want, wanted, &logits);
+    if (rc == 0)
+        rc = wanted ? kern->ops->sample(kern, logits, wanted, drafter->options.vocab, samples,
+                                        drafter->sampled)
+                    : kern->ops->sync(kern);
+    for (int i = 0; i < count && rc == 0; i++) note_rows(&asks[i]);
+    return rc;
+}

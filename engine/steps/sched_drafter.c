@@ -1,0 +1,230 @@
+/* When the draft model is asked (engine/steps/drafter.h).
+ *
+ * What a text itself tells costs nothing, so the draft model guesses where that is not likelier to
+ * be right: for sequences whose text and language tell nothing, or only something that is seldom
+ * confirmed. It guesses one token after the other, each in a step of its own for all sequences that
+ * take part, and goes on as long as the next one gives more tokens for its time than the step has
+ * without it: by the confirmations that each sequence has seen, by how sure the model is of each
+ * token, and by the measured times of both models' steps. A token is drawn as the sequence itself
+ * draws it, with the same number of the same random sequence, so that models that agree draw alike.
+ *
+ * Before its first guess it reads the text. That is put off until the first token is there and
+ * costs no prompt any time; it is worth about DRAFTER_READ_STEPS steps of an answer that has just
+ * begun, and more of a longer one, which will probably go on for longer. So of a long text the last
+ * tokens are read alone, in parts, one part before a step.
+ *
+ * Beside other clients' answers the draft model rests, because they get no more tokens from the
+ * time that it takes. A text that it fails in is dropped, and its sequence goes on without it. */
+#include <math.h>
+
+#include "base/log.h"
+#include "engine/steps/sched_int.h"
+
+#define DRAFTER_READ_STEPS 2    /* steps whose time a reading is worth at first */
+#define DRAFTER_READ_PART  0.06 /* of the steps so far, later */
+#define DRAFTER_READ_LEAST 24   /* tokens; and tokens that an answer must still have */
+#define DRAFTER_READ_ROWS  64   /* in one step */
+#define DRAFTER_REREAD     4  /* times as many tokens as it has of a text are worth a new reading */
+#define DRAFTER_CATCH_UP   16 /* tokens that are read together with the first guess */
+#define DRAFTER_LIKELY     0.25 /* guesses less likely than this are not continued */
+
+void sched_leave_drafter(struct sched *sched, struct sequence *seq) {
+    drafter_drop(&sched->drafter, seq->model_text);
+    seq->model_text = NULL;
+}
+
+/* The sequences lose their texts and are guessed for no more. */
+static void note_drafter_failure(struct sched *sched, struct sequence **asked, int count, int rc) {
+    if (sched->counters.drafter_failures++ == 0)
+        log_warn("the draft model failed: %s; answers go on without it", err_text(rc));
+    for (int i = 0; i < count; i++) {
+        sched_leave_drafter(sched, asked[i]);
+        asked[i]->model_failed = true;
+    }
+}
+
+/* Returns the time of a step of the draft model over that of a step with `streams` answers. */
+static double drafter_cost(const struct sched *sched, int rows, int streams) {
+    static const struct pace unknown;
+    bool timed = sched->options.step_stretch > 0;
+    return pace_part(timed ? &sched->drafter.pace : &unknown, rows, timed ? &sched->pace : &unknown,
+                     streams, sched->drafter.options.weight);
+}
+
+static double rows_growth(const struct sched *sched, int streams, int rows) {
+    static const struct pace unknown;
+    return pace_growth(sched->options.step_stretch > 0 ? &sched->pace : &unknown, streams, rows);
+}
+
+/* Returns whether guesses for these sequences, each like its earlier ones, are worth a step. */
+static bool is_worth_asking(const struct sched *sched, struct sequence **asked, int count,
+                            int streams) {
+    double gain = 0;
+    for (int i = 0; i < count; i++) gain += (double)asked[i]->draft.model_rate;
+    double time =
+        rows_growth(sched, streams, streams + count) + drafter_cost(sched, count, streams);
+    return (streams + gain) / time > streams * SCHED_DRAFT_GAIN;
+}
+
+/* Returns whether reading so many tokens of the sequence takes no longer than it is worth. */
+static bool is_worth_reading(const struct sched *sched, const struct sequence *seq, int32_t rows,
+                             int streams) {
+    int32_t outputs = seq_output_count(seq);
+    int32_t part = rows < DRAFTER_READ_ROWS ? rows : DRAFTER_READ_ROWS;
+    double most = outputs * DRAFTER_READ_PART;
+    if (most < DRAFTER_READ_STEPS) most = DRAFTER_READ_STEPS;
+    return seq->job->request.max_tokens - outputs >= DRAFTER_READ_LEAST &&
+           drafter_cost(sched, part, streams) * rows / part <= most;
+}
+
+/* Returns how many of the text's last tokens are read; 0: none yet. */
+static int32_t choose_reading(const struct sched *sched, const struct sequence *seq, int streams) {
+    int32_t rows = sched->drafter.options.places / 4;
+    if (rows > seq->token_count) rows = seq->token_count;
+    while (rows > 0 && !is_worth_reading(sched, seq, rows, streams))
+        rows = rows > DRAFTER_READ_LEAST ? rows / 2 : 0;
+    return rows;
+}
+
+/* Prepares the sequence's text. Returns whether it has one that a guess may follow, or that is to
+ * be read. */
+static bool settle_text(struct sched *sched, struct sequence *seq, int streams) {
+    struct drafter *drafter = &sched->drafter;
+    if (!seq->model_text) seq->model_text = drafter_take(drafter);
+    struct drafter_text *text = seq->model_text;
+    if (!text) return false;
+    int rc = drafter_settle(drafter, text, seq->tokens, seq->token_count);
+    if (rc != 0) {
+        note_drafter_failure(sched, &seq, 1, rc);
+        return false;
+    }
+    int32_t rows = choose_reading(sched, seq, streams);
+    if (text->from > 0 && rows > DRAFTER_REREAD * (seq->token_count - text->from))
+        drafter_empty(drafter, text);
+    if (text->read > 0) {
+        int32_t behind = drafter_behind(text, seq->token_count) - DRAFTER_CATCH_UP;
+        return behind <= 0 || is_worth_reading(sched, seq, behind, streams);
+    }
+    if (rows > 0) drafter_begin(text, seq->token_count, rows);
+    return rows > 0;
+}
+
+/* Takes a step of the draft model and notes its time. Returns whether the texts are still there. */
+static bool step_drafter(struct sched *sched, struct sequence **asked,
+                         const struct drafter_ask *asks, int count, int32_t rows) {
+    int64_t begin = sched_clock(sched);
+    int rc = drafter_step(&sched->drafter, asks, count);
+    if (rc != 0) note_drafter_failure(sched, asked, count, rc);
+    if (rc == 0) pace_note_drafts(&sched->drafter.pace, rows, sched_clock(sched) - begin);
+    sched->counters.drafter_steps++;
+    return rc == 0;
+}
+
+/* Reads a part of the first text that is too far behind, and leaves those that are ready in
+ * `asked`. Returns how many. */
+static int read_texts(struct sched *sched, struct sequence **asked, int count) {
+    int ready = 0;
+    int32_t room = DRAFTER_READ_ROWS;
+    for (int i = 0; i < count; i++) {
+        struct sequence *seq = asked[i];
+        struct drafter_text *text = seq->model_text;
+        int32_t behind = drafter_behind(text, seq->token_count);
+        if (behind > DRAFTER_CATCH_UP && room > 0) {
+            int32_t rows = behind - 1 < room ? behind - 1 : room;
+            const struct drafter_ask ask = {text, seq->tokens, seq->token_count,
+                                            seq->token_count - behind + rows, .wants = false};
+            room = 0;
+            if (!step_drafter(sched, &seq, &ask, 1, rows)) continue;
+            behind -= rows;
+        }
+        if (behind <= DRAFTER_CATCH_UP) asked[ready++] = seq;
+    }
+    return ready;
+}
+
+/* Lets the draft model guess the next token of each sequence. Returns how many it goes on with. */
+static int guess_tokens(struct sched *sched, struct sequence **asked, int count, int32_t rows) {
+    struct drafter_ask asks[DRAFTER_ASKED];
+    int going = 0;
+    for (int i = 0; i < count; i++) {
+        struct sequence *seq = asked[i];
+        int32_t guesses = seq->draft.modelled;
+        asks[i] = (struct drafter_ask){seq->model_text, seq->tokens, seq->token_count,
+                                       seq->token_count + guesses, .wants = true};
+        seq_sample_params(seq, &asks[i].sample);
+        asks[i].sample.position += guesses;
+        asks[i].sample.top_count = 0;
+        if (guesses > 0) asks[i].sample.allowed = NULL; /* the mask is that of the first token */
+    }
+    if (!step_drafter(sched, asked, asks, count, rows)) return 0;
+    for (int i = 0; i < count; i++) {
+        const struct kern_sampled *sampled = &sched->drafter.sampled[i];
+        struct sequence *seq = asked[i];
+        int32_t guesses = seq->draft.modelled;
+        if (sampled->token >= sched->options.vocab || !isfinite(sampled->logprob)) continue;
+        seq->tokens[seq->token_count + guesses] = sampled->token;
+        draft_add_model(&seq->draft, exp((double)sampled->logprob));
+        seq->draft_found = guesses + 1;
+        seq->draft_chance *= draft_rate(&seq->draft, guesses);
+        if (seq->draft_found < seq->draft_most && seq->draft_chance >= DRAFTER_LIKELY)
+            asked[going++] = seq;
+    }
+    return going;
+}
+
+/* Guesses token after token while one more step gives more tokens for its time. Returns that time,
+ * over that of a step without guesses. */
+static double guess_for(struct sched *sched, struct sequence **asked, int count, int streams) {
+    double tokens = streams, spent = 0;
+    int given = 0;
+    while (count > 0) {
+        int32_t rows = 0;
+        double gain = 0;
+        for (int i = 0; i < count; i++) {
+            const struct sequence *seq = asked[i];
+            gain += seq->draft_chance * (double)seq->draft.model_rate;
+            rows += seq->draft.modelled ? 1 : drafter_behind(seq->model_text, seq->token_count);
+        }
+        while (rows > DRAFTER_ROWS) {
+            const struct sequence *seq = asked[--count];
+            rows -= drafter_behind(seq->model_text, seq->token_count);
+            gain -= (double)seq->draft.model_rate;
+        }
+        double cost = drafter_cost(sched, rows, streams);
+        double now = rows_growth(sched, streams, streams + given) + spent;
+        double then = rows_growth(sched, streams, streams + given + count) + spent + cost;
+        if ((tokens + gain) / then <= tokens / now * (given ? 1 : SCHED_DRAFT_GAIN)) break;
+        int asking = count;
+        struct sequence *all[DRAFTER_ASKED];
+        for (int i = 0; i < asking; i++) all[i] = asked[i];
+        count = guess_tokens(sched, asked, count, rows);
+        spent += cost;
+        for (int i = 0; i < asking; i++) {
+            if (all[i]->draft.modelled == 0) continue;
+            tokens += all[i]->draft_chance;
+            given++;
+        }
+    }
+    return spent;
+}
+
+double sched_ask_drafter(struct sched *sched, int streams, int32_t most) {
+    struct sequence *asked[DRAFTER_ASKED];
+    int count = 0;
+    for (int i = 0; i < streams && count < DRAFTER_ASKED && count < most; i++) {
+        struct sequence *seq = sched->sorted[i];
+        if (seq->draft_most <= 0 || seq->model_failed) continue;
+        if (seq->draft_found > 0 && draft_rate(&seq->draft, 0) >= (double)seq->draft.model_rate)
+            continue;
+        asked[count++] = seq;
+    }
+    if (count == 0) return 0;
+    if (!is_worth_asking(sched, asked, count, streams)) {
+        for (int i = 0; i < count; i++) draft_skip_model(&asked[i]->draft);
+        return 0;
+    }
+    int settled = 0;
+    for (int i = 0; i < count; i++)
+        if (settle_text(sched, asked[i], streams)) asked[settled++] = asked[i];
+    return guess_for(sched, asked, read_texts(sched, asked, settled), streams);
+}

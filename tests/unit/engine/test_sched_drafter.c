@@ -1,0 +1,187 @@
+/* A draft model beside the scheduler: engine/steps/sched_drafter.c. Answers are the same as without
+ * it. The world's draft model is the model itself over a cache of its own. */
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "tests/unit/engine/requests.h"
+
+enum { PROMPT = 30, ANSWER = 60 };
+
+static struct world_options options_of(int texts) {
+    return (struct world_options){.pages = 1600,
+                                  .sequences = 8,
+                                  .conversations = 4,
+                                  .rows = 128,
+                                  .logits = 64,
+                                  .drafts = DRAFT_MAX,
+                                  .draft_texts = texts};
+}
+
+/* The answer without drafts. */
+static struct engine_job know(const struct engine_job *asked) {
+    struct engine_job job = *asked;
+    job.request.drafts = 0;
+    run_alone(&job);
+    return job;
+}
+
+/* Runs the request alone; returns the scheduler's counters. */
+static struct engine_counters run(const struct world_options *options, struct engine_job *job) {
+    struct world w;
+    job->request.drafts = -1;
+    world_open(&w, options);
+    submit(&w, job);
+    run_until_idle(&w);
+    struct engine_counters counters = w.sched.counters;
+    world_close(&w);
+    return counters;
+}
+
+Test(drafter, its_guesses_save_steps) {
+    for (int temperature = 0; temperature < 2; temperature++) {
+        struct world_options options = options_of(2);
+        struct engine_job job = job_of(1, PROMPT, ANSWER, full());
+        job.request.temperature = (float)temperature;
+        struct engine_job known = know(&job);
+        struct engine_counters counters = run(&options, &job);
+        expect_same_answer(&known, &job);
+        cr_assert_gt(counters.model_confirmed_tokens, ANSWER / 2);
+        cr_assert_eq(counters.model_confirmed_tokens, counters.model_drafted_tokens,
+                     "%lu of %lu: the same model draws alike", counters.model_confirmed_tokens,
+                     counters.model_drafted_tokens);
+        cr_assert_lt(counters.steps, ANSWER / 2);
+        engine_job_close(&known);
+        engine_job_close(&job);
+    }
+}
+
+/* It guesses less than the text tells, where that is confirmed. */
+Test(drafter, rests_where_the_text_tells_enough) {
+    struct world_options options = options_of(2);
+    struct engine_job job = job_of(1, PROMPT, ANSWER, full()), known = know(&job);
+    int32_t tokens[ANSWER];
+    for (int i = 0; i < ANSWER; i++) tokens[i] = known.choice[0].tokens[i].token;
+    struct engine_job plain = job;
+    uint64_t steps = run(&options, &plain).drafter_steps;
+    job.request.predicted = tokens;
+    job.request.predicted_count = ANSWER;
+    struct engine_counters counters = run(&options, &job);
+    expect_same_answer(&known, &job);
+    cr_assert_lt(counters.drafter_steps, steps / 2);
+    cr_assert_gt(counters.confirmed_tokens, counters.model_confirmed_tokens);
+    engine_job_close(&known);
+    engine_job_close(&plain);
+    engine_job_close(&job);
+}
+
+/* Texts are read again from their last tokens; without a free one a sequence has none. */
+Test(drafter, many_long_answers_in_little_memory) {
+    enum { JOBS = 6, LONG = 300 };
+    struct world w;
+    struct world_options options = options_of(3);
+    options.draft_places = DRAFTER_PLACES_LEAST;
+    struct engine_job jobs[JOBS], known[JOBS];
+    struct kern_cache_stats stats;
+    int64_t most = 0;
+    for (int i = 0; i < JOBS; i++) {
+        jobs[i] = job_of(i, PROMPT + 20 * i, LONG, global(40, 16, 16));
+        known[i] = know(&jobs[i]);
+        jobs[i].request.drafts = -1;
+    }
+    world_open(&w, &options);
+    for (int i = 0; i < JOBS; i++) submit(&w, &jobs[i]);
+    while (!sched_idle(&w.sched)) {
+        cr_assert_not(world_step(&w));
+        w.draft->ops->cache_stats(w.draft, &stats);
+        if (stats.pages_used > most) most = stats.pages_used;
+    }
+    int slots = slots_per_page();
+    cr_assert_leq(most, 3 * WORLD_STREAMS * ((DRAFTER_PLACES_LEAST + slots - 1) / slots));
+    cr_assert_gt(w.sched.counters.model_confirmed_tokens, 0);
+    cr_assert_eq(w.sched.counters.drafter_failures, 0);
+    cr_assert_eq(w.sched.counters.preemptions, 0);
+    for (int i = 0; i < JOBS; i++) {
+        expect_same_answer(&known[i], &jobs[i]);
+        engine_job_close(&known[i]);
+        engine_job_close(&jobs[i]);
+    }
+    world_close(&w);
+}
+
+/* Wrong guesses, steps and cuts that fail, at any time. */
+Test(drafter, its_failures_are_no_answers) {
+    long failures = 0, rejected = 0;
+    for (int fails = 0; fails <= 100; fails += 20) {
+        struct world_options options = options_of(4);
+        options.draft_fails = fails;
+        options.draft_wrong = 30;
+        for (int number = 0; number < 5; number++) {
+            struct engine_job job = job_of(number, PROMPT, ANSWER, global(24, 12, 16));
+            job.request.choices = 3;
+            struct engine_job known = know(&job);
+            struct engine_counters counters = run(&options, &job);
+            expect_same_answer(&known, &job);
+            failures += (long)counters.drafter_failures;
+            rejected += (long)(counters.model_drafted_tokens - counters.model_confirmed_tokens);
+            if (fails == 100) cr_assert_eq(counters.model_drafted_tokens, 0);
+            engine_job_close(&known);
+            engine_job_close(&job);
+        }
+    }
+    cr_assert_gt(failures, 20);
+    cr_assert_gt(rejected, 20);
+}
+
+/* A model whose guesses are never right is hardly asked. */
+Test(drafter, what_is_never_confirmed_is_hardly_asked) {
+    struct world_options options = options_of(1);
+    options.draft_wrong = 100;
+    struct engine_job job = job_of(2, PROMPT, 400, full()), known = know(&job);
+    struct engine_counters counters = run(&options, &job);
+    expect_same_answer(&known, &job);
+    cr_assert_lt(counters.drafter_steps, 200);
+    cr_assert_gt(counters.drafter_steps, 0);
+    engine_job_close(&known);
+    engine_job_close(&job);
+}
+
+Test(drafter, rests_beside_other_clients_answers) {
+    for (int others = 0; others < 2; others++) {
+        struct world w;
+        struct world_options options = options_of(4);
+        struct engine_job jobs[2] = {job_of(1, PROMPT, ANSWER, full()),
+                                     job_of(3, PROMPT, ANSWER, full())};
+        world_open(&w, &options);
+        for (int i = 0; i < 2; i++) {
+            jobs[i].request.drafts = -1;
+            jobs[i].request.client[0] = (uint8_t)(i * others);
+            submit(&w, &jobs[i]);
+        }
+        run_until_idle(&w);
+        cr_assert_eq(w.sched.counters.drafter_steps == 0, others == 1);
+        for (int i = 0; i < 2; i++) engine_job_close(&jobs[i]);
+        world_close(&w);
+    }
+}
+
+/* Why no tokens are guessed is told. */
+Test(drafter, who_cannot_be_guessed_for_says_so) {
+    static const char *const names[] = {"streaming", "snapkv", "h2o", "d2o"};
+    for (int i = 0; i < 4; i++) {
+        struct world_options options = options_of(2);
+        struct engine_kv kv = global(16, 16, 16);
+        kv.policy = names[i];
+        struct engine_job job = job_of(3, PROMPT, ANSWER, kv);
+        struct engine_counters counters = run(&options, &job);
+        cr_assert_eq(counters.drafter_steps > 0, i == 0);
+        cr_assert_eq(job.choice[0].undrafted,
+                     i == 0 ? ENGINE_UNDRAFTED_NOT : ENGINE_UNDRAFTED_POLICY);
+        engine_job_close(&job);
+    }
+    struct world_options options = options_of(0);
+    options.states = 1;
+    struct engine_job job = job_of(3, PROMPT, ANSWER, full());
+    run(&options, &job);
+    cr_assert_eq(job.choice[0].undrafted, ENGINE_UNDRAFTED_STATES);
+    engine_job_close(&job);
+}
