@@ -144,7 +144,7 @@ static int read_texts(struct sched *sched, struct sequence **asked, int count) {
 
 /* Lets the draft model guess the next token of each sequence. Returns how many it goes on with. */
 static int guess_tokens(struct sched *sched, struct sequence **asked, int count, int32_t rows) {
-    struct drafter_ask asks[DRAFTER_ASKED];
+    struct drafter_ask asks[DRAFTER_ASKED] = {0};
     int going = 0;
     for (int i = 0; i < count; i++) {
         struct sequence *seq = asked[i];

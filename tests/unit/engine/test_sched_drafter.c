@@ -17,24 +17,25 @@ static struct world_options options_of(int texts) {
                                   .draft_texts = texts};
 }
 
-/* The answer without drafts. */
-static struct engine_job know(const struct engine_job *asked) {
-    struct engine_job job = *asked;
-    job.request.drafts = 0;
-    run_alone(&job);
-    return job;
-}
-
 /* Runs the request alone; returns the scheduler's counters. */
 static struct engine_counters run(const struct world_options *options, struct engine_job *job) {
     struct world w;
-    job->request.drafts = -1;
     world_open(&w, options);
     submit(&w, job);
     run_until_idle(&w);
     struct engine_counters counters = w.sched.counters;
     world_close(&w);
     return counters;
+}
+
+/* A request that may have drafts, and its answer without any. */
+static struct engine_job know(struct engine_job *asked) {
+    struct world_options options = options_of(0);
+    struct engine_job job = *asked;
+    asked->request.drafts = -1;
+    job.request.drafts = 0;
+    run(&options, &job);
+    return job;
 }
 
 Test(drafter, its_guesses_save_steps) {
@@ -172,6 +173,7 @@ Test(drafter, who_cannot_be_guessed_for_says_so) {
         struct engine_kv kv = global(16, 16, 16);
         kv.policy = names[i];
         struct engine_job job = job_of(3, PROMPT, ANSWER, kv);
+        job.request.drafts = -1;
         struct engine_counters counters = run(&options, &job);
         cr_assert_eq(counters.drafter_steps > 0, i == 0);
         cr_assert_eq(job.choice[0].undrafted,
@@ -181,6 +183,7 @@ Test(drafter, who_cannot_be_guessed_for_says_so) {
     struct world_options options = options_of(0);
     options.states = 1;
     struct engine_job job = job_of(3, PROMPT, ANSWER, full());
+    job.request.drafts = -1;
     run(&options, &job);
     cr_assert_eq(job.choice[0].undrafted, ENGINE_UNDRAFTED_STATES);
     engine_job_close(&job);
