@@ -181,7 +181,7 @@ const struct option config_options[] = {
      "the text itself tells none. It takes memory for its weights and for a cache of its own, and a "
      "part of the time of each step; it is asked where its guesses make up for that. On the CPU, "
      "with one rank."},
-    {"draft-budget", INT, AT(engine.draft_budget), 128, MANY, "1024", "N", 0,
+    {"draft-tokens", INT, AT(engine.draft_tokens), 128, MANY, "1024", "N", 0,
      "Tokens that the draft model remembers of a text, at most. Its cache has room for as many "
      "texts as max-num-seqs, in an eighth of the free memory at most."},
     {"default-max-tokens", INT, AT(server.default_max_tokens), 0, MANY, "1024", "N", 0,

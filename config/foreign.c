@@ -18,7 +18,7 @@
 #define NO_ADAPTERS    "merge the adapter into the model: keepd loads no adapters"
 #define NO_IMAGES      "leave it out: keepd reads no images"
 #define NO_EMBEDDINGS  "leave it out: keepd computes no embeddings"
-#define DRAFTS         "keepd guesses tokens from the text and by --draft-model, as many as are worth their time (--speculate)"
+#define DRAFTS         "keepd guesses tokens from the text and by --draft-model (--speculate)"
 #define GPUS           "use --tensor-parallel-size; CUDA_VISIBLE_DEVICES selects GPUs"
 #define HUB            "use hf download ORG/NAME --local-dir DIR, then keepd --model DIR"
 #define IN_REQUESTS    "leave it out: requests give it"

@@ -99,10 +99,10 @@ static int plan_cache(struct engine *e, struct kern_cache_options *cache, struct
     const struct model_config *config = model_config(first->draft_model);
     struct draft_plan *plan = &e->draft;
     struct kern_cache_info info = {0};
-    plan->places = e->options.draft_budget;
+    plan->places = e->options.draft_tokens;
     if (plan->places > config->max_positions) plan->places = config->max_positions;
     if (plan->places < DRAFTER_PLACES_LEAST)
-        return fault_set(fault, ERR_INVALID, "draft-budget", "must be at least %d",
+        return fault_set(fault, ERR_INVALID, "draft-tokens", "must be at least %d",
                          DRAFTER_PLACES_LEAST);
     *cache = model_cache_options(config);
     cache->dtype = config->dtype == KERN_F32 ? KERN_F32 : KERN_BF16;
@@ -113,7 +113,7 @@ static int plan_cache(struct engine *e, struct kern_cache_options *cache, struct
     int64_t most = available_memory("") / MEMORY_PART / e->replica_count / text_bytes;
     plan->texts = e->options.max_num_seqs < most ? e->options.max_num_seqs : (int)most;
     if (plan->texts < 1)
-        return fault_set(fault, ERR_INVALID, "draft-budget",
+        return fault_set(fault, ERR_INVALID, "draft-tokens",
                          "a text of %d tokens takes %.0f MB of the draft model's cache, more than "
                          "an %dth of the free memory",
                          plan->places, (double)text_bytes * 1e-6, MEMORY_PART);

@@ -53,7 +53,7 @@ struct engine;
 /* Why no tokens of an answer are guessed although they may be. One list makes enum and names. */
 #define ENGINE_UNDRAFTED_MAP(X)                                                                    \
     X(NOT, NULL)                                                                                   \
-    X(POLICY, "policy") /* its records of the last queries cannot be taken back */                 \
+    X(POLICY, "policy") /* records of the last queries cannot be taken back */                     \
     X(STATES, "states") /* nor can the model's recurrent states */                                 \
     X(MEMORY, "memory")
 
@@ -144,7 +144,7 @@ struct engine_options {
     int drafts; /* drafted tokens of a sequence in one step: engine/steps/sched_draft.c;
                    0..DRAFT_MAX */
     const char *draft_model; /* guesses tokens: engine/steps/drafter.h; NULL or "" = none */
-    int draft_budget;        /* tokens that it remembers of a text */
+    int draft_tokens;        /* tokens that it remembers of a text */
     bool random_weights;
     const char *quantization; /* weight format: NULL or "none" as in the files, "fp8", "q8", "q4" */
     int calibrate;            /* see model_options; of engine_save */
@@ -266,9 +266,9 @@ struct engine_info {
     int kv_budget, kv_buffer, kv_chunk, kv_budget_max;
     char kv_dtype[8];
     int speculate;           /* tokens that are guessed for a step, at most */
-    const char *draft_model; /* its path; NULL: there is none */
-    int64_t draft_bytes;     /* of its weights, and of its cache in each replica */
-    int draft_budget;        /* tokens that it remembers of a text */
+    const char *draft_model; /* path; NULL: there is none */
+    int64_t draft_bytes;     /* memory of weights, and of a replica's cache */
+    int draft_tokens;        /* tokens that it remembers of a text */
     bool has_gates;
     const char *gates_from; /* none, given, beside, cache, fitted, random: engine_options.gates */
     int trained_budget;     /* the budget that the gates were trained for; 0 = unknown */

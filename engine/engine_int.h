@@ -14,7 +14,7 @@
 struct draft_plan {
     int texts, places; /* texts that a replica's one has at once, tokens of each */
     int64_t text_pages, page_bytes;
-    int64_t bytes; /* of one replica's cache */
+    int64_t bytes; /* memory of one replica's cache */
 };
 
 struct engine {

@@ -42,7 +42,7 @@ struct replica {
     struct store *store; /* the replica's access to the state directory; NULL without one */
     struct kern *kern;
     struct model *model;
-    struct kern *draft_kern; /* of the draft model; NULL: there is none */
+    struct kern *draft_kern; /* the draft model's; NULL: there is none */
     struct model *draft_model;
     struct sched sched;
     struct ring submits, orders;                    /* loop -> replica */

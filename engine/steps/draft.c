@@ -14,8 +14,8 @@ static const float expected[DRAFT_CLASSES] = {0.4f,  0.55f, 0.7f, 0.85f, 0.85f,
                                               0.25f, 0.45f, 0.6f, 0.8f,  0.95f};
 /* The classes of a draft model's tokens end at these probabilities, the last one at 1. */
 static const double sure_below[DRAFT_SURENESS - 1] = {0.3, 0.5, 0.7, 0.9};
-#define MODEL_RATE      0.65f  /* of all of its tokens, likewise */
-#define RECENT_TOKENS   16.0f  /* that model_rate is a mean of */
+#define MODEL_RATE      0.65f  /* the same, of all tokens of a draft model */
+#define RECENT_TOKENS   16.0f  /* tokens that model_rate is a mean of */
 #define MODEL_FORGOTTEN 0.003f /* part of what it is away from MODEL_RATE, in a step without it */
 #define EXPECTED_WEIGHT 2.0f
 #define RECENT          48.0f /* tokens that count: beyond, half of what was counted is forgotten */

@@ -42,7 +42,7 @@ struct draft {
     int32_t foreseen; /* the last draft's first tokens are of that class; `from` is behind them */
     int length_class; /* class of the tokens behind them */
     int32_t modelled; /* tokens of the last draft, all of them a draft model's; 0: it has others */
-    uint8_t sureness[DRAFT_MAX]; /* their classes */
+    uint8_t sureness[DRAFT_MAX]; /* classes of these tokens */
     float model_rate;            /* mean rate of such tokens, as far as it is known */
     float tried[DRAFT_CLASSES], confirmed[DRAFT_CLASSES]; /* recent drafted tokens */
 };

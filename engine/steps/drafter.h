@@ -21,8 +21,7 @@
 #define DRAFTER_SINKS        4
 #define DRAFTER_ROWS         256 /* in one of its steps, at most */
 #define DRAFTER_ASKED        32  /* texts in one of its steps, at most */
-#define DRAFTER_PLACES_LEAST 128 /* of a text; more than DRAFTER_SINKS, a reading and two drafts   \
-                                  */
+#define DRAFTER_PLACES_LEAST 128 /* room for the sinks, a reading, and two drafts */
 
 struct drafter_options {
     struct kern *kern; /* with an open cache of `texts` slots; NULL: there is no draft model */
@@ -30,17 +29,17 @@ struct drafter_options {
     int (*model_step)(void *model, const struct kern_batch *batch, const int32_t *want,
                       int want_count, const float **logits);
     int vocab;
-    int texts;     /* that it may have at once */
+    int texts;     /* most texts at once */
     int places;    /* tokens of a text, at least DRAFTER_PLACES_LEAST */
     double weight; /* bytes of its weights over those of the model that it guesses for: what a step
                       costs while that was not measured */
 };
 
-/* What it has of a sequence's tokens. */
+/* The part of a sequence's tokens that the draft model remembers. */
 struct drafter_text {
     bool taken;
     int32_t from;    /* tokens from here on are behind the sinks; 0: none is left out */
-    int32_t read;    /* its tokens up to here are in the cache */
+    int32_t read;    /* tokens up to here are in the cache */
     int32_t guessed; /* behind them: guesses that were not known to be right */
     int32_t guesses[DRAFT_MAX];
 };
@@ -57,7 +56,7 @@ struct drafter_ask {
 
 struct drafter {
     struct drafter_options options;
-    struct pace pace; /* of its steps: pace_note_drafts */
+    struct pace pace; /* times of the draft model's steps: pace_note_drafts */
     struct drafter_text *texts;
     struct kern_sampled *sampled; /* [DRAFTER_ASKED] the tokens that the last step drew: of the i-th
                                      text that wanted one */

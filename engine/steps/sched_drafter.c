@@ -21,7 +21,7 @@
 #include "engine/steps/sched_int.h"
 
 #define DRAFTER_READ_STEPS 2    /* steps whose time a reading is worth at first */
-#define DRAFTER_READ_PART  0.06 /* of the steps so far, later */
+#define DRAFTER_READ_PART  0.06 /* part of the steps so far, later */
 #define DRAFTER_READ_LEAST 24   /* tokens; and tokens that an answer must still have */
 #define DRAFTER_READ_ROWS  64   /* in one step */
 #define DRAFTER_REREAD     4  /* times as many tokens as it has of a text are worth a new reading */

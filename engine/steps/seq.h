@@ -60,7 +60,7 @@ struct sequence {
     int32_t *ends;        /* EOS and stop ids, for min_tokens and constraints; owned or NULL */
     int32_t end_count;
     struct tally tally;              /* for penalties; closed without */
-    struct drafter_text *model_text; /* what the draft model has of it; NULL: nothing */
+    struct drafter_text *model_text; /* the part that the draft model remembers; NULL: none */
     bool model_failed;               /* the draft model is not asked again */
     struct draft draft; /* closed: the sequence has none. What follows is that of the step: */
     int32_t draft_most; /* tokens that may be drafted */

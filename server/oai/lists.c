@@ -112,10 +112,10 @@ void oai_render_server_info(struct buf *out, const struct oai_rules *rules) {
     write_nullable(out, info->draft_model ? last_part(info->draft_model) : NULL);
     buf_fmt(
         out,
-        ",\"draft_bytes\":%" PRId64 ",\"draft_budget\":%d"
+        ",\"draft_bytes\":%" PRId64 ",\"draft_tokens\":%d"
         ",\"has_gates\":%s,\"gates_from\":\"%s\",\"has_chat_template\":%s,\"splits_reasoning\":%s"
         ",\"tool_call_parser\":\"%s\"}",
-        info->draft_bytes, info->draft_budget, info->has_gates ? "true" : "false", info->gates_from,
+        info->draft_bytes, info->draft_tokens, info->has_gates ? "true" : "false", info->gates_from,
         info->has_chat_template ? "true" : "false",
         rules->think.begin >= 0 || rules->channels.split ? "true" : "false",
         oai_tool_style_name(&rules->tools));

@@ -187,12 +187,12 @@ def test_a_model_that_computes_the_same_is_always_right(daemon, deep):
     guessed, right = (d.metric(f"keepd_model_{what}_tokens_total") for what in ("drafted", "confirmed"))
     assert guessed == right > 100
     info = requests.get(f"{d.url}/server_info", timeout=10).json()
-    assert info["draft_model"] == "keepd-nano" and info["draft_budget"] == 1024 and info["draft_bytes"] > 11e6
+    assert info["draft_model"] == "keepd-nano" and info["draft_tokens"] == 1024 and info["draft_bytes"] > 11e6
 
 
 @pytest.mark.parametrize("stretch", ["0", "200"])
 def test_the_bits_are_those_without_a_draft_model(daemon, deep, shallow, stretch):
-    d = daemon("--model", deep, "--draft-model", shallow, "--draft-budget", "128", "--step-stretch", stretch, *FLAGS)
+    d = daemon("--model", deep, "--draft-model", shallow, "--draft-tokens", "128", "--step-stretch", stretch, *FLAGS)
     compare(d, 5, COUNT, WITHOUT_GATES)
     guessed, right = (d.metric(f"keepd_model_{what}_tokens_total") for what in ("drafted", "confirmed"))
     print(f"{right:.0f} of {guessed:.0f} guesses of the draft model")
@@ -202,8 +202,8 @@ def test_the_bits_are_those_without_a_draft_model(daemon, deep, shallow, stretch
 
 
 def test_thirty_two_chats_keep_their_reservations(daemon, deep, shallow):
-    """Those of the draft model are a part of its own cache; test_sched_drafter counts its pages."""
-    d = daemon("--model", deep, "--draft-model", shallow, "--draft-budget", "128", "--max-num-seqs", "32", "--kv-budget", "64",
+    """The draft model has a cache of its own; test_sched_drafter counts its pages."""
+    d = daemon("--model", deep, "--draft-model", shallow, "--draft-tokens", "128", "--max-num-seqs", "32", "--kv-budget", "64",
                "--kv-policy", "streaming", "--step-stretch", "0")
 
     def dialogue(number):

@@ -235,7 +235,7 @@ static int fake_step(void *model, const struct kern_batch *batch, const int32_t 
 
 /* ---- The draft model ---- */
 
-/* Its random numbers, and the backend's own function: see plan. */
+/* Random numbers, and the backend's own functions: see plan. */
 static struct {
     uint64_t state;
     int fails;

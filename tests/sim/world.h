@@ -34,8 +34,8 @@ struct world_options {
     int sliding_window; /* The window of every second layer, from the first on; 0: none. */
     int states;         /* recurrent states beside the layers' entries */
     /* A draft model, which is the same model over a cache of its own. */
-    int draft_texts;  /* that it may have at once; 0: there is none */
-    int draft_places; /* of a text; 0 = WORLD_POSITIONS */
+    int draft_texts;  /* most texts at once; 0: there is no draft model */
+    int draft_places; /* tokens of a text; 0 = WORLD_POSITIONS */
     int draft_wrong;  /* logits of a hundred that are others than the model's */
     int draft_fails;  /* steps, and cuts of its texts, of a hundred that fail */
 };
@@ -63,7 +63,7 @@ struct world {
     struct store *store;
     float *qkv, *log_beta, *out, *logits;
     float *bcx, *mixed, *taps; /* convolutions */
-    struct kern *draft;        /* of the draft model, and its logits */
+    struct kern *draft;        /* the draft model's backend, and logits */
     struct kern_ops draft_ops;
     float *draft_logits;
     int draft_rows; /* rows of its steps so far */

@@ -56,7 +56,7 @@ Test(drafter, its_guesses_save_steps) {
     }
 }
 
-/* It guesses less than the text tells, where that is confirmed. */
+/* Where what the text tells is confirmed, the draft model is asked less. */
 Test(drafter, rests_where_the_text_tells_enough) {
     struct world_options options = options_of(2);
     struct engine_job job = job_of(1, PROMPT, ANSWER, full()), known = know(&job);
