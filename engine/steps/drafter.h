@@ -18,6 +18,8 @@
 #include "engine/steps/pace.h"
 #include "kernels/kern.h"
 
+#define DRAFTER_COLD         2   /* its first steps, whose times say nothing of later ones */
+#define DRAFTER_SKIPPED      256 /* steps without it after which its times are forgotten */
 #define DRAFTER_SINKS        4
 #define DRAFTER_ROWS         256 /* in one of its steps, at most */
 #define DRAFTER_ASKED        32  /* texts in one of its steps, at most */
@@ -57,6 +59,8 @@ struct drafter_ask {
 struct drafter {
     struct drafter_options options;
     struct pace pace; /* times of the draft model's steps: pace_note_drafts */
+    int steps;        /* up to DRAFTER_COLD: further ones are not counted */
+    int skipped;      /* steps of the scheduler since it was asked last */
     struct drafter_text *texts;
     struct kern_sampled *sampled; /* [DRAFTER_ASKED] the tokens that the last step drew: of the i-th
                                      text that wanted one */

@@ -115,7 +115,11 @@ static bool step_drafter(struct sched *sched, struct sequence **asked,
     int64_t begin = sched_clock(sched);
     int rc = drafter_step(&sched->drafter, asks, count);
     if (rc != 0) note_drafter_failure(sched, asked, count, rc);
-    if (rc == 0) pace_note_drafts(&sched->drafter.pace, rows, sched_clock(sched) - begin);
+    if (sched->drafter.steps < DRAFTER_COLD)
+        sched->drafter.steps++;
+    else if (rc == 0)
+        pace_note_drafts(&sched->drafter.pace, rows, sched_clock(sched) - begin);
+    sched->drafter.skipped = 0;
     sched->counters.drafter_steps++;
     return rc == 0;
 }
@@ -208,6 +212,16 @@ static double guess_for(struct sched *sched, struct sequence **asked, int count,
     return spent;
 }
 
+/* What is not asked for long is tried again: one slow step, or an answer's unlikely beginning, does
+ * not decide for ever. */
+static void skip_drafter(struct sched *sched, struct sequence **asked, int count) {
+    struct drafter *drafter = &sched->drafter;
+    for (int i = 0; i < count; i++) draft_skip_model(&asked[i]->draft);
+    if (++drafter->skipped < DRAFTER_SKIPPED) return;
+    drafter->skipped = 0;
+    drafter->pace = (struct pace){0};
+}
+
 double sched_ask_drafter(struct sched *sched, int streams, int32_t most) {
     struct sequence *asked[DRAFTER_ASKED];
     int count = 0;
@@ -220,7 +234,7 @@ double sched_ask_drafter(struct sched *sched, int streams, int32_t most) {
     }
     if (count == 0) return 0;
     if (!is_worth_asking(sched, asked, count, streams)) {
-        for (int i = 0; i < count; i++) draft_skip_model(&asked[i]->draft);
+        skip_drafter(sched, asked, count);
         return 0;
     }
     int settled = 0;
