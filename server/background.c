@@ -45,7 +45,8 @@ static const char *outcome_name(const struct exchange *ex, bool kept) {
     return ex->error.status ? "failed" : "stored";
 }
 
-/* The line of its request was written when the client was answered. */
+/* Logs the end of the response; the line of its request was written when the client was answered.
+ */
 static void log_end(const struct exchange *ex, bool kept) {
     const struct log_field fields[] = {
         {"request_id", ex->request_id, 0},

@@ -15,13 +15,13 @@
 #include "server/sock.h"
 
 #define MS                1000000ll
-#define LEFT_MS           500 /* to read what a client sent before it closed its side */
+#define LEFT_MS           500 /* time to read what a client sent before it closed its side */
 #define BODY_BYTES_PER_MS 16
-#define READ_BYTES_PER_MS 1    /* the slowest reading of an answer by its client */
-#define HELD_BYTES_PER_MS 16   /* the same where the answer waits in memory */
-#define HELLO_MS          1000 /* until a client that has sent nothing may lose its place */
-#define ANSWER_MS         5000 /* the same within a handshake or a body */
-#define LINGER_MS         2000 /* for the client to close, after the end of the output */
+#define READ_BYTES_PER_MS 1    /* the slowest reading of a stream by its client that is accepted */
+#define HELD_BYTES_PER_MS 16   /* the same for an answer that waits in memory */
+#define HELLO_MS          1000 /* a client that has sent nothing may lose its place after this time */
+#define ANSWER_MS         5000 /* a client in a handshake or a body may lose its place after this time */
+#define LINGER_MS         2000 /* time for the client to close, after the end of the output */
 
 void conn_set_state(struct conn *conn, enum conn_state state) {
     conn->server->handshakes += (state == CONN_HANDSHAKE) - (conn->state == CONN_HANDSHAKE);
@@ -32,7 +32,8 @@ void conn_set_state(struct conn *conn, enum conn_state state) {
 
 /* --- the client leaves --- */
 
-/* The request ends, both sockets close, and libmicrohttpd lets go when it sees the end of its. */
+/* Ends the request and closes both sockets; libmicrohttpd releases the connection when it sees the
+ * end of its socket. */
 void conn_kill(struct conn *conn) {
     if (conn->exchange) exchange_gone(conn->exchange);
     if (conn->fd >= 0) shutdown(conn->fd, SHUT_RDWR);
@@ -41,8 +42,8 @@ void conn_kill(struct conn *conn) {
     if (conn->state != CONN_CLOSING) conn_set_state(conn, CONN_CLOSING);
 }
 
-/* While a request is answered, its client is lost, and the connection ends at once. Otherwise the
- * bytes of a request may still be unread, so libmicrohttpd gets LEFT_MS to read them. */
+/* Handles a client that has closed its side. During an answer the connection ends at once.
+ * Otherwise bytes of a request may still be unread, so libmicrohttpd gets LEFT_MS to read them. */
 void conn_left(struct conn *conn) {
     conn->watching = false;
     conn->left_ns = clock_ns();
@@ -150,9 +151,9 @@ bool conn_all_sent(const struct server *server) {
 
 /* --- deadlines --- */
 
-/* Moves the start of the client's time limit on, by a time for each byte that it has received, and
- * at most to the present. So a client cannot keep an answer by reading a little of it now and then.
- */
+/* Moves the start of the client's time limit on by a time for each byte that the client has
+ * received, but not beyond the present. So a client cannot keep an answer by reading a little of it
+ * now and then. */
 static void note_received(struct conn *conn, int64_t now_ns) {
     const struct exchange *ex = conn->exchange;
     int64_t rate = ex && ex->entry.held > 0 ? HELD_BYTES_PER_MS : READ_BYTES_PER_MS;
@@ -173,7 +174,7 @@ static bool is_stalled(struct conn *conn, int64_t now_ns) {
 }
 
 /* Returns by how much the received bytes of a body extend its time limit. An upload may have
- * gigabytes while other uploads wait, so it must come faster. */
+ * gigabytes while other uploads wait, so it must come faster than other bodies. */
 static int64_t allowed_ms(const struct exchange *ex) {
     if (!ex) return 0;
     return (int64_t)(ex->body_seen / (ex->move ? MOVE_BYTES_PER_MS : BODY_BYTES_PER_MS));

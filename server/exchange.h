@@ -32,22 +32,23 @@ struct server;
 #define ID_BYTES         48  /* "chatcmpl-" and 32 digits */
 #define REQUEST_ID_BYTES 132 /* the client's, echoed */
 
-/* exchange.c lists which state may follow which. An exchange is in server->jobs while the engine
- * works for it: RUNNING, STREAMING, BACKGROUND and CANCELLED. */
+/* The states of an exchange; exchange.c lists which may follow which. While the engine works for an
+ * exchange (RUNNING, STREAMING, BACKGROUND and CANCELLED) it is in server->jobs. */
 enum exchange_state {
-    EXCHANGE_RECEIVING,  /* the body arrives */
-    EXCHANGE_PREPARING,  /* a worker parses and tokenises the body, or has a conversation's file */
-    EXCHANGE_RUNNING,    /* the engine has its jobs or its order; no answer is queued */
-    EXCHANGE_FINISHED,   /* the engine has ended them; no answer is queued */
-    EXCHANGE_READY,      /* `answer` is to be queued; what still comes of the body is discarded */
-    EXCHANGE_STREAMING,  /* an answer is queued, and the engine works on */
-    EXCHANGE_SENDING,    /* an answer is queued, and the engine adds nothing to it */
-    EXCHANGE_BACKGROUND, /* the client has its answer, and the engine works for the stored one */
+    EXCHANGE_RECEIVING, /* the body arrives */
+    EXCHANGE_PREPARING, /* a worker parses and tokenises the body, or moves a conversation's file */
+    EXCHANGE_RUNNING,   /* the engine has its jobs or its order; no answer is queued yet */
+    EXCHANGE_FINISHED,  /* the engine has ended them; no answer is queued yet */
+    EXCHANGE_READY,     /* `answer` must be queued; the rest of the body is discarded */
+    EXCHANGE_STREAMING, /* an answer is queued, and the engine works on */
+    EXCHANGE_SENDING,   /* an answer is queued, and the engine will add nothing to it */
+    EXCHANGE_BACKGROUND, /* the client has its answer, and the engine works for the response to be
+                            stored */
     EXCHANGE_CANCELLED,  /* the client is gone, and the engine ends the jobs */
     EXCHANGE_OVER        /* the client is gone; a worker may still read the body */
 };
 
-/* Why the engine is to end jobs whose client is there, or has been answered. */
+/* Why the engine must end jobs whose client is there, or has been answered. */
 enum exchange_cut {
     EXCHANGE_CUT_NONE,
     EXCHANGE_CUT_TIME,   /* the request exceeded its time limit */
@@ -77,12 +78,12 @@ struct stream_choice {
     size_t text_shown;
     struct oai_offset offset;
     struct oai_voice voice;
-    struct tool_reader calls; /* in the answering voice's text */
+    struct tool_reader calls; /* reads calls in the text of the answering voice */
     bool reading;             /* the voice has begun and not ended */
     int finish;               /* how the engine ended it; ENGINE_RUNNING: not yet */
     struct oai_delta held;    /* a delta that is sent with the choice's end, if `holds` */
     bool holds;
-    bool begun, ended; /* ended: so have the events */
+    bool begun, ended; /* ended: the events of the choice have ended, too */
 };
 
 struct stream {
@@ -91,7 +92,7 @@ struct stream {
     uint64_t progress_sent; /* prompt tokens; UINT64_MAX = nothing yet */
     struct stream_choice *choices;
     int next; /* the choice to render first (round robin) */
-    int left; /* choices not ended */
+    int left; /* choices that have not ended */
     bool ping, ended;
     int64_t last_output_ns;
 };
@@ -103,41 +104,41 @@ struct job_progress {
     bool finished;
 };
 
-/* The part of a request's path that follows the route's own. */
+/* The part of a request's path that follows the route's path. */
 enum route_end {
     ROUTE_WHOLE,  /* nothing */
     ROUTE_NAME,   /* a name, which may have slashes */
-    ROUTE_ID,     /* one without slashes */
+    ROUTE_ID,     /* an id, without slashes */
     ROUTE_ITEMS,  /* an id and /input_items */
     ROUTE_CANCEL, /* an id and /cancel */
     ROUTE_STATE   /* an id and /state */
 };
 
-/* A row of routes.c, or the route of a kind of request. */
+/* The route of a request: a row of routes.c, or made from a kind of request. */
 struct route {
     const char *path;
     enum route_end end;
     const char *method;                     /* "GET" also answers HEAD */
-    void (*act)(struct exchange *exchange); /* without a body: answers, or waits for the engine */
-    const struct oai_kind *kind;            /* kind of the body; if neither is set, the body is a
-                                               file that passes through (server/move.h) */
-    bool open;                              /* needs no key */
+    void (*act)(struct exchange *exchange); /* no body: answers, or waits for the engine */
+    const struct oai_kind *kind; /* kind of the body. If `act` and `kind` are NULL, the body is a
+                                    file that passes through (server/move.h) */
+    bool open;                   /* needs no key */
 };
 
 /* The sender of a request. */
 struct exchange_client {
-    uint8_t id[16];         /* identity for fair queueing, see set_client */
-    uint8_t owner[16];      /* the same without the connection */
-    uint8_t key_id[16];     /* hash of the API key, or of ""; part of a conversation's space */
-    uint8_t key_digest[16]; /* the digest of the key in server->keys */
-    uint64_t key_added;     /* see struct key: the key that counts the request; 0 = none does */
+    uint8_t id[16];               /* identity for fair queueing, see set_client */
+    uint8_t owner[16];            /* the same identity, but without the connection */
+    uint8_t key_id[16];           /* hash of the API key, or of ""; part of a space */
+    uint8_t key_digest[16];       /* the digest of the key in server->keys */
+    uint64_t key_added;           /* struct key.added of its key; 0 = no key counts the request */
     struct key_settings settings; /* the key's settings when the request came */
-    bool other_keys;              /* there were other keys */
+    bool other_keys;              /* the server has other keys */
 };
 
 struct exchange {
     struct server *server;
-    struct conn *conn;                 /* NULL once libmicrohttpd has let go */
+    struct conn *conn;                 /* NULL once libmicrohttpd has released it */
     struct MHD_Connection *connection; /* NULL at the same time as `conn` */
     struct exchange *next, *prev;      /* in server->jobs, while the engine works for it */
     int refs;
@@ -168,7 +169,7 @@ struct exchange {
     struct arena arena;
     struct oai_request request;
     struct engine_constraint *constraint; /* for all jobs; NULL = none */
-    bool again; /* other languages are compiled: the work is to be queued once more */
+    bool again; /* other languages are being compiled: queue the work once more */
     struct oai_error error;
     enum stats_reject reject; /* reason of a 429 or 503; OTHER unless set before it */
     /* the jobs: one per prompt, allocated by the libuv worker */
@@ -198,7 +199,7 @@ void exchange_unref(struct exchange *exchange);
 void exchange_make_id(char *id, size_t size, const char *prefix);
 void exchange_suspend(struct exchange *exchange);
 void exchange_resume(struct exchange *exchange);
-/* Changes the state; a change that exchange.c does not list ends the process. */
+/* Changes the state. A change that exchange.c does not allow ends the process. */
 void exchange_set_state(struct exchange *exchange, enum exchange_state state);
 void exchange_ready(struct exchange *exchange);  /* `answer` is complete */
 void exchange_queued(struct exchange *exchange); /* libmicrohttpd has the answer, or its reader */
@@ -207,9 +208,9 @@ static inline bool exchange_is_gone(const struct exchange *exchange) {
     return exchange->state >= EXCHANGE_CANCELLED;
 }
 void exchange_cancel(struct exchange *exchange); /* all its jobs end soon */
-/* Answers with exchange->error. _refuse is for requests that are turned down before the engine
- * works for them: it counts 429 and 503 as exchange->reject, and returns -1. _fail counts nothing.
- */
+/* Answer with exchange->error. exchange_refuse is for requests that are refused before the engine
+ * works for them: it counts a 429 or 503 under exchange->reject, and returns -1. exchange_fail
+ * counts nothing. */
 int exchange_refuse(struct exchange *exchange);
 void exchange_fail(struct exchange *exchange);
 void exchange_refuse_memory(struct exchange *exchange); /* sets error and reject. Any thread */
@@ -217,24 +218,26 @@ void exchange_dispatch(struct exchange *exchange);      /* the body is complete 
 void exchange_poll(struct exchange *exchange, int64_t now_ns); /* after a wake or a tick */
 bool exchange_stream_ready(const struct exchange *exchange, int64_t now_ns);
 void exchange_answer_wait(struct exchange *exchange); /* the engine has finished */
-/* Gives the engine an order about the conversation and waits; refuses where that is impossible. */
+/* Gives the engine an order about a conversation and waits for its end; refuses the request if that
+ * is impossible. */
 void exchange_order(struct exchange *exchange, enum engine_order_kind kind, uint64_t conversation);
-/* The space of the client's key and of the salt that it names (?cache_salt=). Not 0: refused. */
+/* Computes the space of the client's key and of the salt that it names (?cache_salt=). Not 0: the
+ * request was refused. */
 int exchange_space(struct exchange *exchange, uint8_t space[16]);
 void exchange_prepared(struct exchange *exchange); /* prepare.c has finished with the body */
-/* Reserves `size` bytes more of the memory that bodies and text answers share (server/ledger.h).
- * False: it is refused, and exchange->error has the reason. The reservation ends with the body, or
- * with the exchange. */
+/* Reserves `size` more bytes of the memory that bodies and text answers share (server/ledger.h).
+ * false: refused, and exchange->error has the reason. The reservation ends with the body, or with
+ * the exchange. */
 bool exchange_hold(struct exchange *exchange, size_t size);
-/* Reserves the memory of a text answer that waits for its client to read it, after the body's has
- * been given back. The request is refused where there is too little. */
+/* Reserves memory for a text answer until its client has read it, after the body's memory has been
+ * given back. If there is too little, the request is refused. */
 void exchange_hold_text(struct exchange *exchange);
-void exchange_refuse_text(struct exchange *exchange); /* instead of one that could not be written */
+void exchange_refuse_text(struct exchange *exchange); /* in place of an unwritten text */
 void exchange_drop_body(struct exchange *exchange);
 
-/* background.c: responses that their clients ask for later. Their exchanges live on without a
- * connection until the engine has finished; then the response is stored. They have places in the
- * queue and deadlines as other requests. */
+/* background.c: responses that their clients ask for later. Such an exchange lives on without a
+ * connection until the engine has finished; then the response is stored. It has places in the queue
+ * and a deadline as other requests. */
 void background_answer(struct exchange *exchange); /* says "queued" */
 bool background_stays(
     const struct exchange *exchange);           /* false: the exchange ends with its client */
@@ -245,10 +248,10 @@ struct exchange *background_find(const struct server *server, const struct oai_o
 void background_render(struct buf *out, const struct exchange *exchange);
 void background_cancel(struct exchange *exchange);
 
-/* works.c: the order in which bodies are prepared. Of the WORKERS threads of libuv, moves have
- * MOVES_AT_ONCE at most, large bodies LARGE_AT_ONCE, and small bodies all others: so a small
- * request never waits for large ones, however many there are. Among large bodies, those whose
- * client has none at work go first. */
+/* works.c: the order in which bodies are prepared. Of the WORKERS threads of libuv, moves take at
+ * most MOVES_AT_ONCE and large bodies at most LARGE_AT_ONCE; small bodies may use all others. So a
+ * small request never waits for large ones, however many there are. The next large body is one of a
+ * client that has none at work, if there is one. */
 enum {
     MOVES_AT_ONCE = 2,
     LARGE_AT_ONCE = 2,
@@ -256,14 +259,14 @@ enum {
     WORKERS = MOVES_AT_ONCE + WORKS_AT_ONCE
 };
 #define WORK_LARGE_BYTES ((size_t)64 << 10) /* a body with more is large */
-/* Starts the threads, so that the server is ready only where they can run. */
+/* Starts the threads. The server is ready only if they can run. */
 int works_open(struct server *server, struct fault *fault);
 void works_add(struct exchange *exchange); /* exchange_prepared follows, always later */
 
 /* prepare.c: parses a body on a libuv worker; uses only the exchange and immutable data. */
 void prepare_run(uv_work_t *work);           /* with exchange->again set: to be queued once more */
 void prepare_end(struct exchange *exchange); /* instead of that: frees what the work needed */
-/* The space of the client's conversations with this salt, on this server's model. */
+/* Computes the space of the client's conversations with this salt, on this server's model. */
 int prepare_space(const struct exchange *exchange, const char *salt, uint8_t space[16]);
 
 /* stream.c */
@@ -278,7 +281,8 @@ void load_add_header(struct exchange *exchange, struct MHD_Response *response);
  * another method. */
 const struct route *route_find(const char *path, const char *method, struct route *route,
                                const char **allow);
-/* Returns the path of a route that differs little from this one, or ends as it does; or NULL. */
+/* Returns the path of a route that differs little from this one or has the same end; NULL: there is
+ * none. */
 const char *route_near(const char *path);
 
 #endif

@@ -46,7 +46,8 @@ static void end_input_framing(struct framing *f, const struct head_refusal *refu
     release_held(f);
 }
 
-/* A HEAD request is replaced by one, because its answer has no body. */
+/* Rejects the request and replaces it by a harmless one; a HEAD request by another HEAD, because
+ * its answer has no body. */
 static void refuse_request(struct framing *f, const struct head_refusal *refusal, bool is_head,
                            struct buf *out) {
     f->requests++;
@@ -62,7 +63,7 @@ static void refuse_text(struct framing *f, int status, const char *code, const c
     refuse_request(f, &refusal, is_head, out);
 }
 
-/* Only between chunks, where the body can be ended. */
+/* Rejects the body. Called only between chunks, where the body can be ended. */
 static void refuse_body(struct framing *f, int status, const char *code, const char *text,
                         struct buf *out) {
     const struct head_refusal refusal = {status, code, text};
@@ -90,7 +91,7 @@ static void end_request_head(struct framing *f, struct buf *out) {
     release_held(f);
 }
 
-/* The byte before the last one, of the head. */
+/* Returns the byte before the last one that was read of the head. */
 static char before_last(const struct framing *f) {
     return f->held_size < 2 ? '\0' : f->held[f->held_size - 2];
 }

@@ -17,7 +17,7 @@ struct span {
 
 struct reader {
     struct head *head;
-    struct span method, target, authority; /* authority: of an absolute target; else empty */
+    struct span method, target, authority; /* authority: that of an absolute target; else empty */
     bool http11;
     int fields, hosts, lengths, transfers;
 };
@@ -79,7 +79,7 @@ static struct span span_trim(struct span s) {
     return s;
 }
 
-/* The line without its CRLF; `rest` begins after it. */
+/* Returns the next line without its CRLF; *rest begins after it. */
 static struct span next_line(struct span *rest) {
     struct span line = {rest->at, span_find(*rest, '\n')};
     *rest = span_from(*rest, line.size < rest->size ? line.size + 1 : line.size);
@@ -117,7 +117,8 @@ static int read_version(struct reader *r, struct span version) {
     return 0;
 }
 
-/* In a query %00 is data, in a path it would cut the path short. */
+/* Checks the target. %00 is allowed in a query, where it is data; in a path it would cut the path
+ * short. */
 static int check_request_target(struct reader *r) {
     const struct span t = r->target;
     size_t path = span_find(t, '?');
@@ -139,8 +140,8 @@ static int check_request_target(struct reader *r) {
     return 0;
 }
 
-/* "http://authority/path" becomes "/path", and the authority replaces the Host field (RFC 9112,
- * 3.2.2). */
+/* Reads the target. "http://authority/path" becomes "/path", and the authority replaces the Host
+ * field (RFC 9112, 3.2.2). */
 static int read_target(struct reader *r, struct span target) {
     r->target = target;
     if (span_begins(target, "http://") || span_begins(target, "https://")) {
@@ -240,8 +241,8 @@ static int read_field(struct reader *r, struct span line, struct buf *out) {
     return 0;
 }
 
-/* Two statements of where the body ends: an intermediary may have believed the other one, and what
- * follows would be a request that somebody else wrote (RFC 9112, 6.3). */
+/* Refuses two statements of where the body ends. An intermediary may have believed the other one;
+ * then what follows would be a request that somebody else wrote (RFC 9112, 6.3). */
 static int check_fields(struct reader *r) {
     if (r->lengths + r->transfers > 1)
         return refuse_malformed_head(

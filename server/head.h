@@ -18,7 +18,7 @@ struct head_refusal {
     const char *code, *text;
 };
 
-/* The framing of the body, or why the request is rejected. */
+/* How the body is framed, or why the request is rejected. */
 struct head {
     bool is_head; /* the method is HEAD: the answer has no body */
     bool chunked;
@@ -31,7 +31,7 @@ struct head {
  * (none in an HTTP/1.0 request that has none), no Cookie. */
 void head_read(const char *data, size_t size, struct head *head, struct buf *out);
 
-/* One line "size[;extensions]" without its CRLF. False: malformed, or above 2^62. */
+/* Reads one line "size[;extensions]" without its CRLF. false: malformed, or above 2^62. */
 bool head_read_chunk_size(const char *line, size_t size, uint64_t *chunk);
 
 #endif

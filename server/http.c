@@ -25,8 +25,8 @@ static const char *request_header(struct exchange *ex, const char *name) {
     return MHD_lookup_connection_value(ex->connection, MHD_HEADER_KIND, name);
 }
 
-/* The client's identity for fair queueing: the API key; without keys the network address, or the
- * connection for clients on this machine, because all of them have the same address. */
+/* Sets the client's identity for fair queueing: the API key; without keys the network address or,
+ * for clients on this machine, which all have the same address, the connection. */
 static void set_client(struct exchange *ex) {
     const struct server *server = ex->server;
     struct {
@@ -40,7 +40,7 @@ static void set_client(struct exchange *ex) {
     sip_hash128(server->rules.info->space_key, &who, sizeof who, ex->client.id);
 }
 
-/* NULL: without a key that is accepted. */
+/* Returns the request's key. NULL: it has no accepted key. */
 static struct key *find_key(struct exchange *ex) {
     struct server *server = ex->server;
     const char *value = request_header(ex, "Authorization");
@@ -61,10 +61,11 @@ static bool is_json(struct exchange *ex) {
     static const char name[] = "application/json";
     const char *type = request_header(ex, "Content-Type");
     if (!type || strncasecmp(type, name, sizeof name - 1)) return false;
-    return strchr("; \t", type[sizeof name - 1]) != NULL; /* the NUL too */
+    return strchr("; \t", type[sizeof name - 1]) != NULL; /* the NUL counts as found, too */
 }
 
-/* The client's id is only echoed, never a key of ours; what could not be a header is replaced. */
+/* Sets the id of the request from the client's header. It is only echoed, and never a key of
+ * anything; characters that a header may not have are replaced. */
 static void set_request_id(struct exchange *ex) {
     static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
                                   "-_.:/+=";
@@ -75,7 +76,7 @@ static void set_request_id(struct exchange *ex) {
         exchange_make_id(ex->request_id, sizeof ex->request_id, "req_");
 }
 
-/* A traceparent that is sent twice is ignored, as the standard demands. */
+/* Counts the traceparent headers: one that is sent twice is ignored, as the standard demands. */
 static enum MHD_Result count_traceparent(void *cls, enum MHD_ValueKind kind, const char *name,
                                          const char *value) {
     int *count = cls;
@@ -102,7 +103,8 @@ static void refuse_size(struct exchange *ex) {
     exchange_refuse(ex);
 }
 
-/* A compressed body would be refused as malformed JSON, which misleads (RFC 9110, 8.4). */
+/* Refuses a compressed body, which would otherwise be refused as malformed JSON and mislead the
+ * client (RFC 9110, 8.4). */
 static int refuse_coding(struct exchange *ex) {
     const char *content = request_header(ex, "Content-Encoding");
     if (!content || !*content || strcasecmp(content, "identity") == 0) return 0;
@@ -220,8 +222,8 @@ static int refuse_rate(struct exchange *ex, struct key *key) {
     return -1;
 }
 
-/* From here on the request has its place in the ledger and among its key's requests, before any of
- * its body is kept. */
+/* Takes the request's place in the ledger and among its key's requests, before any of its body is
+ * kept. */
 static int refuse_quota(struct exchange *ex) {
     if (!ledger_enter(&ex->server->ledger, &ex->entry, ex->client.id)) {
         exchange_refuse_memory(ex);
@@ -325,7 +327,7 @@ static void add_answer_headers(struct exchange *ex, struct MHD_Response *respons
     http_add_common_headers(ex, response);
 }
 
-/* The response owns the text from here on. */
+/* Queues the answer. The response owns the text from here on. */
 static enum MHD_Result queue_answer(struct exchange *ex) {
     struct buf *body = &ex->answer.body;
     struct MHD_Response *response;
@@ -370,15 +372,16 @@ static enum MHD_Result begin_exchange(struct server *server, struct conn *conn,
     return queue_answer(ex);
 }
 
-/* Each value of a tree follows a comma or an opening bracket, or is the first. */
+/* Returns an upper bound on the values of a JSON text: each one follows a comma or an opening
+ * bracket, or is the first. */
 static size_t count_values(const char *data, size_t size) {
     size_t count = 0;
     for (size_t i = 0; i < size; i++) count += data[i] == ',' || data[i] == '[' || data[i] == '{';
     return count;
 }
 
-/* Returns how many bytes were used; libmicrohttpd offers the others again. It also offers chunks
- * that it had read before the connection was suspended: none of their bytes are used. */
+/* Returns how many bytes were used; libmicrohttpd offers the rest again. Chunks that it had read
+ * before the connection was suspended are offered, too: none of their bytes are used. */
 static size_t receive_body(struct exchange *ex, const char *data, size_t size) {
     struct server *server = ex->server;
     if (ex->suspended) return 0;
@@ -415,7 +418,7 @@ static enum MHD_Result continue_request(struct exchange *ex, int64_t now_ns) {
         background_answer(ex);
     else if (ex->state == EXCHANGE_FINISHED)
         exchange_answer_wait(ex);
-    if (ex->suspended) return MHD_YES; /* the answer needs the disk first */
+    if (ex->suspended) return MHD_YES; /* the answer must first read the disk */
     if (ex->state == EXCHANGE_READY || in_background) {
         conn_set_state(ex->conn, CONN_BUSY);
         return queue_answer(ex);
@@ -441,7 +444,7 @@ enum MHD_Result http_access(void *cls, struct MHD_Connection *connection, const 
     return continue_request(ex, clock_ns());
 }
 
-/* 499: the client left before its answer was written. */
+/* Returns the status for the log; 499: the client left before its answer was written. */
 static int final_status(struct exchange *ex, enum MHD_RequestTerminationCode code) {
     const union MHD_ConnectionInfo *info =
         MHD_get_connection_info(ex->connection, MHD_CONNECTION_INFO_HTTP_STATUS);
@@ -449,7 +452,8 @@ static int final_status(struct exchange *ex, enum MHD_RequestTerminationCode cod
     return (int)info->http_status;
 }
 
-/* Logs a request in one line: work and changes at info, questions (health, metrics) at debug. */
+/* Logs a request in one line: requests that work or change something at info, questions (health,
+ * metrics) at debug. */
 static void log_request(struct exchange *ex) {
     int64_t prompt = 0, answer = 0;
     for (int i = 0; i < ex->jobs_submitted; i++) {

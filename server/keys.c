@@ -51,8 +51,8 @@ static bool read_setting_number(const char *text, int64_t most, int64_t *value) 
     return true;
 }
 
-/* Reads one setting after a key. A fault does not repeat its text, which may be the rest of a
- * secret. */
+/* Reads one setting after a key. A fault does not repeat the setting's text, which may be the rest
+ * of a secret. */
 static int read_setting(char *text, struct key_settings *settings, const char *option,
                         struct fault *fault) {
     char *value = strchr(text, '=');
@@ -83,7 +83,7 @@ static int read_setting(char *text, struct key_settings *settings, const char *o
                                                    : "a whole number from 1 on");
 }
 
-/* A line without its end, of this number: a key, then its settings. */
+/* Adds the key and the settings of one line, which has this number and no line end. */
 static int add_key_line(struct keys *keys, char *text, uint32_t line, const char *option,
                         struct fault *fault) {
     struct key_settings settings = plain_settings;
@@ -96,7 +96,7 @@ static int add_key_line(struct keys *keys, char *text, uint32_t line, const char
     return rc ? rc : add_key(keys, key, &settings, line, option, fault);
 }
 
-/* Without its newline and blanks around it; NULL for lines that hold no key. */
+/* Returns the line without its newline and surrounding blanks; NULL if it holds no key. */
 static char *key_of_line(char *line) {
     line += strspn(line, " \t");
     size_t size = strlen(line);
@@ -148,8 +148,8 @@ static bool equal_settings(const struct key_settings *a, const struct key_settin
 }
 
 /* Sorts the keys and removes duplicates, of which the last row remains: with two rows, requests
- * would be counted in one of them and a reload might keep the other. Two lines of the file that
- * differ are refused, because one of them would have no effect. */
+ * would be counted in one of them, and a reload might keep the other. Two lines of the file for one
+ * key with different settings are refused, because one of them would have no effect. */
 static int sort_keys(struct keys *keys, struct fault *fault) {
     size_t kept = 0;
     qsort(keys->items, keys->count, sizeof *keys->items, by_listing);

@@ -14,59 +14,61 @@
 #define KEYS_MAX      4096
 #define KEY_BYTES_MAX 1024
 
-/* Keys that may have names: each name is a label of several metrics. */
+/* The most keys that may have names, because each name is a label of several metrics. */
 #define KEY_NAMES_MAX  256
 #define KEY_NAME_MAX   32
 #define KEY_WEIGHT_MAX 1000
 
-/* How a line of the key file sets a key apart from others. */
+/* The settings of a key in the key file. */
 struct key_settings {
-    char name[KEY_NAME_MAX + 1]; /* in metrics; "" = none. Several keys may have the same one */
+    char name[KEY_NAME_MAX + 1]; /* label in metrics; "" = none. Not always unique */
     int32_t weight;              /* share in proportion to others' */
     int64_t pages_max;           /* see struct engine_request; 0 = any */
-    int64_t pins_max;            /* likewise; 0 = no pins */
+    int64_t pins_max;            /* see struct engine_request; 0 = no pins */
     int64_t requests_max;        /* requests at once; 0 = any */
 };
 
 struct key {
     uint8_t digest[16];
-    uint32_t listed; /* place among all that are listed; read by keys_open alone */
-    uint32_t line;   /* number in the file, from 1 on; 0: not from the file */
+    uint32_t listed; /* place in the list of all keys; used by keys_open alone */
+    uint32_t line;   /* number of its line in the file, from 1 on; 0: not from the file */
     struct key_settings settings;
     double allowance;    /* requests that may start now, refilled by the rate */
     int64_t refilled_ns; /* 0: never used, so the allowance is full */
-    uint64_t added;      /* keys.reading when it was added; a key that was removed gets another */
-    uint64_t active;     /* requests that wait or run */
+    uint64_t added; /* keys.reading when it was added, so a key that was removed and added again has
+                       another number */
+    uint64_t active; /* requests that wait or run */
     uint64_t requests, rejected, prompt_tokens,
         generation_tokens; /* since the key was first read */
 };
 
 struct keys {
     uint8_t secret[16];
-    struct key *items; /* by digest */
+    struct key *items; /* sorted by digest */
     size_t count;      /* 0 = no key needed */
     size_t named;      /* keys with a name */
-    uint64_t reading;  /* how many times the keys have been read, this one included */
+    uint64_t reading;  /* how often the keys have been read, the last time included */
     struct key anyone;
 };
 
-/* Each of `texts` is a key; `file` (may be NULL) has one key per line, blank lines and lines
- * that begin with # are ignored. Settings may follow the key: name=TEXT, weight=N, pages=N,
- * pins=N and requests=N. A key that is in the texts and in the file is one key, with the settings
- * of the file; lines of the file for one key must have the same settings. Keys that are in `before`
- * (may be NULL) keep their allowance and their counts, and take the new settings. On failure *keys
- * is empty and fault->field is "api-key" or "api-key-file". A file without any key is a failure: it
- * would open the server to everybody. */
+/* Reads the keys. Each of `texts` is one; `file` (may be NULL) has one on each line; blank lines
+ * and lines that begin with # are ignored. Settings may follow a key in the file: name=TEXT,
+ * weight=N, pages=N, pins=N and requests=N. A key that is in the texts and in the file is one key
+ * with the settings of the file; lines of the file for one key must have the same settings. A key
+ * that is in `before` (may be NULL) keeps its allowance and its counts, and takes the new settings.
+ * On failure *keys is empty and fault->field is "api-key" or "api-key-file". A file without any key
+ * is a failure: it would open the server to everybody. */
 int keys_open(struct keys *keys, char *const *texts, size_t text_count, const char *file,
               const struct keys *before, struct fault *fault);
 void keys_close(struct keys *keys);
-/* Keys that are in `before`, of the same secret, get all but its settings; keys_open does this.
- * Returns how many pairs it compared: fewer than there are keys in both. */
+/* Copies all but the settings from the keys in `before` to the same keys in `keys`; both have the
+ * same secret. keys_open calls it. Returns how many pairs it compared: fewer than there are keys in
+ * both. */
 size_t keys_inherit(struct keys *keys, const struct keys *before);
 
-/* NULL: unknown key. If there are no keys, all clients share `anyone`. */
+/* Finds a key by its text. NULL: unknown. If there are no keys, all clients share `anyone`. */
 struct key *keys_find(struct keys *keys, const char *text);
-/* The same for a digest of a key that was found before; a reload may have removed it. */
+/* Finds a key by the digest of one that was found before; NULL: a reload has removed it. */
 struct key *keys_by_digest(struct keys *keys, const uint8_t digest[16]);
 
 /* Token bucket: subtracts a request from the key's allowance, which is at most `per_minute`

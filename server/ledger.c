@@ -5,14 +5,14 @@
 #include "base/check.h"
 #include "base/mem.h"
 
-#define OWN_SHARE  4           /* the own parts together are at most this part of all */
-#define TIMES_FREE ((size_t)2) /* a client holds at most so many times as much as remains free */
+#define OWN_SHARE  4           /* the own parts together are at most 1/4 of the memory */
+#define TIMES_FREE ((size_t)2) /* a client holds at most twice as much as remains free */
 
 struct ledger_account {
-    struct ledger_account *next; /* in its bucket */
+    struct ledger_account *next; /* the next account in the hash bucket */
     uint8_t client[16];
     int entries;
-    size_t shared; /* sum of its entries' */
+    size_t shared; /* sum of the `shared` of its entries */
     int64_t items[LEDGER_ITEMS];
 };
 
@@ -29,7 +29,7 @@ void ledger_close(struct ledger *ledger) {
     for (size_t i = 0; i < LEDGER_BUCKETS; i++) CHECK(!ledger->buckets[i]);
 }
 
-/* Clients are hashes already. */
+/* Finds the account of a client, whose 16 bytes serve as their own hash. */
 static struct ledger_account **find_account(struct ledger *ledger, const uint8_t client[16]) {
     uint64_t number;
     memcpy(&number, client, sizeof number);
@@ -63,7 +63,7 @@ void ledger_leave(struct ledger *ledger, struct ledger_entry *entry) {
     mem_free(account);
 }
 
-/* Returns how many of `size` bytes more the entry's own part does not have. */
+/* Returns how much of `size` more bytes exceeds the entry's own part. */
 static size_t beyond_own(const struct ledger *ledger, const struct ledger_entry *entry,
                          size_t size) {
     size_t left = entry->detached ? 0 : ledger->own - (entry->held - entry->shared);
@@ -110,8 +110,9 @@ void ledger_give_back(struct ledger *ledger, struct ledger_entry *entry) {
     entry->held = entry->shared = 0;
 }
 
-/* Whether the client may hold `more` of the item. One that holds nothing may have all that is free,
- * and where nobody holds anything a request always fits: a total may be less than one request. */
+/* Judges whether the client may hold `more` of the item. A client that holds nothing may have all
+ * that is free, and if nobody holds anything a request always fits, because a total may be less
+ * than one request. */
 static enum ledger_verdict judge_share(const struct ledger *ledger,
                                        const struct ledger_entry *entry, enum ledger_item item,
                                        int64_t more) {

@@ -30,7 +30,7 @@ enum { LEDGER_BUCKETS = 1024 };
 
 struct ledger_account;
 
-/* Things that are counted beside memory. */
+/* The things besides memory that are counted. */
 enum ledger_item {
     LEDGER_PLACES,
     LEDGER_TOKENS,
@@ -41,7 +41,7 @@ enum ledger_item {
 
 struct ledger_stock {
     int64_t total; /* 0 = no limit */
-    int64_t times; /* a client may hold so many times as much as remains free; 0 = any amount */
+    int64_t times; /* a client may hold at most so many times what remains free; 0 = any amount */
     int64_t held;
 };
 
@@ -49,18 +49,19 @@ struct ledger {
     struct ledger_stock stock[LEDGER_ITEMS];
     size_t total;               /* bytes that requests may hold together */
     size_t own;                 /* each request's own part of it */
-    size_t shared, shared_held; /* the latter may be more, see ledger_charge */
+    size_t shared, shared_held; /* shared_held may be more than `shared`, see ledger_charge */
     size_t held;                /* bytes, own parts included */
     struct ledger_account *buckets[LEDGER_BUCKETS];
 };
 
-/* The holdings of one request or one connection. Zeroed: nothing, and it is in no account. */
+/* The holdings of one request or one connection. All zero: it holds nothing and is in no account.
+ */
 struct ledger_entry {
     struct ledger_account *account; /* belongs to the ledger */
     int64_t items[LEDGER_ITEMS];
     size_t held;
     size_t shared; /* the part of `held` beyond the own part */
-    bool detached; /* has no own part any more */
+    bool detached; /* the entry has lost its own part */
 };
 
 enum ledger_verdict {
@@ -75,30 +76,29 @@ enum ledger_verdict {
 void ledger_open(struct ledger *ledger, size_t total, int requests);
 void ledger_close(struct ledger *ledger); /* every entry has left */
 
-/* Opens an entry in its client's account. False: there is no memory for an account. */
+/* Opens an entry in its client's account. false: no memory for an account. */
 bool ledger_enter(struct ledger *ledger, struct ledger_entry *entry, const uint8_t client[16]);
-/* Gives back all that the entry holds, and the account with its last entry. An entry that is in no
- * account does nothing. */
+/* Gives back everything that the entry holds, and frees the account with its last entry. For an
+ * entry that is in no account, does nothing. */
 void ledger_leave(struct ledger *ledger, struct ledger_entry *entry);
 
-/* Takes `size` bytes more for an entry that is in an account, or none. */
+/* Takes `size` more bytes for an entry, which may be in an account or in none. */
 enum ledger_verdict ledger_hold(struct ledger *ledger, struct ledger_entry *entry, size_t size);
-/* The same for what cannot be refused any more, an answer that is computed. Then the shared part
- * may be overdrawn. A client that holds more than two thirds of it gets nothing else until it
- * has less.
- */
+/* Takes `size` more bytes for something that cannot be refused any more, such as a computed answer.
+ * The shared part may then be overdrawn. A client that holds more than two thirds of it gets
+ * nothing else until it holds less. */
 void ledger_charge(struct ledger *ledger, struct ledger_entry *entry, size_t size);
-/* The request goes on without its connection, whose place another may get: what it holds becomes
- * shared. Nothing is refused here; until it is given back, others may get less. */
+/* Detaches a request from its connection, whose place another request may get: everything it holds
+ * becomes shared. Nothing is refused here; until it is given back, others may get less. */
 void ledger_detach(struct ledger *ledger, struct ledger_entry *entry);
 /* Gives back the memory that the entry holds; the entry remains in its account. */
 void ledger_give_back(struct ledger *ledger, struct ledger_entry *entry);
 
-/* Sets what an entry that is in an account holds of an item. Only a larger amount is ever refused;
- * then nothing changes. */
+/* Sets how much of an item an entry holds; the entry must be in an account. Only a larger amount
+ * can be refused; then nothing changes. */
 enum ledger_verdict ledger_set(struct ledger *ledger, struct ledger_entry *entry,
                                enum ledger_item item, int64_t amount);
-/* The sum of what the entries of this entry's client hold. */
+/* Returns how much of an item all entries of this entry's client hold together. */
 int64_t ledger_of_client(const struct ledger_entry *entry, enum ledger_item item);
 
 #endif

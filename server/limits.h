@@ -1,6 +1,6 @@
-/* Limits of one request: every limit of the API in one place. Beyond a limit the answer is a
- * 400 that names the field and the limit; tests/http/test_limits.py tests each limit and one
- * above it. Limits of connections, headers and bodies are options (config/). */
+/* Limits of one request: every limit of the API in one place. Beyond a limit the answer is a 400
+ * that names the field and the limit; tests/http/test_limits.py tests each limit and the value
+ * after it. Limits of connections, headers and bodies are options (config/). */
 #ifndef KEEPD_SERVER_LIMITS_H
 #define KEEPD_SERVER_LIMITS_H
 
@@ -15,7 +15,7 @@
 #define OAI_N_MAX              128     /* choices per prompt */
 #define OAI_CHOICES_MAX        256     /* per request: prompts x n */
 #define OAI_SCORES_MAX         4194304 /* per answer: choices x tokens x (1 + alternatives) */
-#define OAI_SCORES_AT_ONCE     1048576 /* the part written in one turn of the loop, see prepare.c */
+#define OAI_SCORES_AT_ONCE     1048576 /* scores written in one turn of the loop, see prepare.c */
 #define OAI_CHOICES_LISTED_MAX 10000   /* texts of guided_choice; constrain/limits.h has the rest */
 #define OAI_STOPS_MAX          256
 #define OAI_STOP_BYTES         16384 /* all stop strings together: every token compares them */
@@ -34,8 +34,8 @@
 #define OAI_RECORDS_MAX        4096 /* stored responses */
 #define OAI_RECORD_BYTES       ((size_t)64 << 20) /* together; one takes at most a part (records.h) */
 #define OAI_NAMES_MAX          16                 /* served model names */
-#define OAI_TEMPERATURE_MAX    1000000.0          /* all tokens are equally likely long before */
-#define OAI_REPETITION_MIN     0.01               /* repetition_penalty */
+#define OAI_TEMPERATURE_MAX    1000000.0 /* all tokens are equally likely long before this */
+#define OAI_REPETITION_MIN     0.01      /* repetition_penalty */
 #define OAI_REPETITION_MAX     100.0
 #define OAI_COMPLETION_TOKENS  16 /* OpenAI's max_tokens of /v1/completions when absent */
 

@@ -36,10 +36,11 @@ static bool gives_way_before(const struct conn *a, const struct conn *b) {
     return of_a != of_b ? of_a > of_b : a->since_ns <= b->since_ns;
 }
 
-/* The connection whose place is given to another client, or NULL: in a handshake, if `handshake`;
- * of this address, unless `address` is NULL. If it has sent something that was not read yet, or has
- * not been sent its answer, nobody gives way until it is. The kernel is asked about this one alone:
- * a question for each of thousands of connections would take longer than an answer. */
+/* Returns the connection whose place is given to another client; NULL: none. `handshake`: one that
+ * is in a handshake. `address`: one of this address; NULL: of any. If the chosen one has sent bytes
+ * that were not read yet, or has not been sent its whole answer, no connection gives way for now.
+ * The kernel is asked about this one only: asking about thousands would take longer than an answer.
+ */
 static struct conn *find_slow(const struct server *server, bool handshake,
                               const struct ledger_account *address) {
     struct conn *first = NULL;
@@ -71,7 +72,8 @@ static bool is_one_too_many(const struct server *server, const struct sock_peer 
     return limit && sock_peer_known(peer) && ledger_of_client(entry, LEDGER_CONNECTIONS) >= limit;
 }
 
-/* A connection never replaces one of an address that has fewer connections. */
+/* Closes a connection to make a place. The new one never replaces one of an address that has fewer
+ * connections. */
 static bool make_place(struct server *server, const struct ledger_entry *entry) {
     if (has_place(server)) return true;
     struct conn *slow = find_slow(server, false, NULL);
@@ -79,7 +81,7 @@ static bool make_place(struct server *server, const struct ledger_entry *entry) 
     return replace_slow(slow, "another client needs its place");
 }
 
-/* False: the client gets none. */
+/* Gives the client a place. false: it gets none. */
 static bool take_place(struct server *server, const struct sock_peer *peer,
                        struct ledger_entry *entry) {
     uint8_t network[16], address[16];
@@ -130,7 +132,8 @@ void listener_update(struct server *server) {
         uv_poll_stop(&server->listener);
 }
 
-/* Handshakes compute, so a turn of the loop has a share of them and everybody else theirs. */
+/* Limits the computing of handshakes in each turn of the loop, so that other work gets its share.
+ */
 static void on_turn(uv_prepare_t *turn) {
     ((struct server *)turn->data)->handshake_steps = 0;
 }

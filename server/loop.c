@@ -51,7 +51,8 @@ static void on_timer(uv_timer_t *timer) {
     run_http(timer->data);
 }
 
-/* Resuming a connection does not show on libmicrohttpd's epoll when it has no thread of its own. */
+/* Makes the loop run libmicrohttpd soon: resuming a connection does not show on its epoll
+ * descriptor when it has no thread of its own. */
 void server_pump_soon(struct server *server) {
     uv_timer_start(&server->timer, on_timer, 0, 0);
 }
@@ -90,7 +91,7 @@ void server_wake(void *arg) {
 
 /* --- draining --- */
 
-/* The engine, too, has written what outlives it. */
+/* Returns whether every request has ended and the engine has written what outlives it. */
 static bool is_drained(const struct server *server) {
     return server->exchanges == 0 && conn_all_sent(server) && engine_idle(server->engine);
 }
@@ -119,7 +120,8 @@ void server_may_end(struct server *server) {
     if (server->draining && !server->closing && is_drained(server)) uv_stop(&server->loop);
 }
 
-/* The engine finishes accepted requests, and those that workers still parse are accepted, too. */
+/* Tells the engine that no more requests come. Requests that workers still parse are accepted
+ * before. */
 void server_all_submitted(struct server *server) {
     if (server->draining) engine_drain(server->engine);
 }
@@ -135,7 +137,7 @@ static void begin_drain(struct server *server, int64_t now_ns) {
         server->exchanges, (server->options.now.drain_seconds + DRAIN_EXTRA_SECONDS) * 1000000LL);
 }
 
-/* The first signal lets accepted requests finish, a second one cuts them off. */
+/* Handles a signal: the first one lets accepted requests finish, a second one cuts them off. */
 static void on_signal(uv_signal_t *handle, int number) {
     struct server *server = handle->data;
     int64_t now_ns = clock_ns();
@@ -149,7 +151,7 @@ static void on_signal(uv_signal_t *handle, int number) {
     check_drain(server, now_ns);
 }
 
-/* A device that has failed works again only in a new process, so the server drains and ends. */
+/* Begins to drain if the device has failed, because it works again only in a new process. */
 static void check_engine(struct server *server, int64_t now_ns) {
     struct engine_status status;
     if (server->failed) return;
@@ -167,7 +169,7 @@ static void on_hangup(uv_signal_t *handle, int number) {
     systemd_announce(&server->announced, "READY=1");
 }
 
-/* Whether every replica makes progress, without which the watchdog is not fed. */
+/* Returns whether every replica makes progress; otherwise the watchdog gets no notification. */
 static bool all_replicas_work(struct server *server) {
     struct engine_status status;
     bool works = true;
@@ -190,7 +192,7 @@ static void feed_watchdog(struct server *server, int64_t now_ns) {
 static void on_tick(uv_timer_t *tick) {
     struct server *server = tick->data;
     int64_t now_ns = clock_ns();
-    poll_jobs(server, now_ns); /* comments on silent streams */
+    poll_jobs(server, now_ns); /* sends comments on silent streams, too */
     conn_tick(server, now_ns);
     run_http(server);
     systemd_repeat(&server->announced);
@@ -218,7 +220,7 @@ static void set_timeouts(struct server_timeouts *t) {
     set_default(&t->health, 60000);
 }
 
-/* Splits "name, alias"; an empty list is a fault. */
+/* Splits "name, alias". An empty list is a fault. */
 static int set_names(struct server *server, const char *names, struct fault *fault) {
     char *save = NULL;
     server->names = mem_must_strdup(names);
@@ -235,8 +237,8 @@ static int set_names(struct server *server, const char *names, struct fault *fau
     return fault_set(fault, ERR_INVALID, "served-model-name", "the name is empty");
 }
 
-/* With fewer descriptors the event loop, the workers or the first connections could not open
- * theirs. */
+/* Refuses a limit on descriptors so low that the event loop, the workers or the first connections
+ * could not open theirs. */
 static int check_file_limit(struct fault *fault) {
     struct rlimit limit;
     if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_max >= DESCRIPTORS_MIN) return 0;
@@ -282,7 +284,7 @@ static int read_pem(const char *option, const char *path, const char *frame, cha
     return rc;
 }
 
-/* *out: NULL without a certificate. */
+/* Reads certificate and key into *out; NULL without a certificate. */
 static int read_tls(const struct server_reloadable *o, struct tls_config **out,
                     struct fault *fault) {
     *out = NULL;
@@ -324,7 +326,8 @@ static struct sock_address address_of(const struct server_options *o) {
     };
 }
 
-/* Ignores faults of a passed socket; server_bind reports them. */
+/* Returns whether systemd passed a socket. Faults of it are ignored here; server_bind reports them.
+ */
 static bool socket_is_passed(void) {
     struct fault ignored = {0};
     int fd = -1;
@@ -380,8 +383,8 @@ int server_bind(struct server *server, struct fault *fault) {
 
 /* --- starting --- */
 
-/* A line for each option of TCP that a socket pair lacks comes with every write of libmicrohttpd.
- */
+/* Logs a complaint of libmicrohttpd at debug level. With every write it complains about each TCP
+ * option that a socket pair lacks, so nothing is formatted unless it is shown. */
 __attribute__((format(printf, 2, 0))) static void log_daemon(void *cls, const char *format,
                                                              va_list args) {
     struct server *server = cls;
@@ -417,7 +420,7 @@ static uint64_t tick_ms(const struct server_timeouts *t, int64_t watchdog_ns) {
     return least < 80 ? 20 : (uint64_t)least / 4;
 }
 
-/* SIGHUP is ignored in a process that nohup has started. */
+/* Returns whether SIGHUP is ignored, as in a process that nohup has started. */
 static bool ignores_hangups(void) {
     struct sigaction action;
     return sigaction(SIGHUP, NULL, &action) == 0 && action.sa_handler == SIG_IGN;
@@ -445,13 +448,13 @@ static void start_handles(struct server *server) {
     listener_open(server);
 }
 
-/* No connections bound responses without a client, so they hold at most this part of the queue's
- * places. */
+/* Responses in the background hold at most this part of the queue's places, because no connection
+ * bounds their number. */
 enum { BACKGROUND_PART = 4 };
 
-/* An address may be that of a proxy with many users, so it may have nearly all connections: what is
- * left are a few for each other address. Where all clients are on this machine, they have one
- * address. */
+/* Sets the shares. An address may be that of a proxy with many users, so it may have nearly all
+ * connections, and a few are left for other addresses. If all clients are on this machine, they
+ * have one address, so there is no share. */
 static void set_shares(struct server *server) {
     const struct server_options *o = &server->options;
     const struct engine_info *info = server->rules.info;
@@ -525,7 +528,8 @@ static int reload_keys(struct server *server, const struct server_reloadable *fr
                      "restart");
 }
 
-/* The address of the server says whether it speaks TLS. */
+/* Reloads the certificate. Whether the server speaks TLS cannot change, because its address says
+ * it. */
 static int reload_tls(const struct server *server, const struct server_reloadable *fresh,
                       struct tls_config **tls, struct fault *fault) {
     int rc = read_tls(fresh, tls, fault);
@@ -555,8 +559,9 @@ int server_reload(struct server *server, const struct server_reloadable *fresh,
 
 /* --- running and closing --- */
 
-/* Nothing is left that knows the engine: requests that still have no answer end, and their jobs
- * with them. The engine's thread runs and wakes the loop when it has finished a job. */
+/* Ends all exchanges, so that nothing refers to the engine any more: requests without an answer
+ * end, and their jobs with them. The engine's thread still runs and wakes the loop when it has
+ * finished a job. */
 static void end_exchanges(struct server *server) {
     server->closing = true;
     listener_shut(server);

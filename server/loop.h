@@ -22,7 +22,7 @@ struct server {
     struct oai_rules rules;
     char *names; /* storage of rules.names */
     char url[256];
-    char last_complaint[256]; /* libmicrohttpd's */
+    char last_complaint[256]; /* the last complaint of libmicrohttpd */
     char page_policy[PAGE_POLICY_BYTES];
     uv_loop_t loop;
     uv_async_t wake;
@@ -33,31 +33,31 @@ struct server {
     struct MHD_Daemon *daemon;
     int listen_fd;
     bool loopback;          /* bound to loopback: Host headers are checked */
-    bool unlink_path;       /* the Unix socket's path is ours */
+    bool unlink_path;       /* the Unix socket's path was made by this process */
     struct tls_config *tls; /* NULL = plain */
     struct keys keys;
     struct watchdog watchdog;
     struct systemd_queue announced; /* loop thread */
     uv_poll_t listener;             /* waits on listen_fd */
-    bool listener_waits;            /* accepts */
-    bool listener_shut;             /* for good */
+    bool listener_waits;            /* accepts clients at present */
+    bool listener_shut;             /* accepts no clients any more */
     uv_prepare_t turn;              /* before each turn of the loop */
     int handshakes;                 /* in progress */
     int handshake_steps;            /* taken in this turn */
-    struct conn *conns;             /* the newest first */
+    struct conn *conns;             /* list, the newest first */
     struct conn *attaching;         /* between MHD_add_connection and its notification */
-    struct conn *soon;              /* the one libmicrohttpd writes for; NULL = none */
+    struct conn *soon;              /* the connection that libmicrohttpd writes for; NULL = none */
     int conn_count;
-    struct buf framed;              /* the same, checked and rewritten for libmicrohttpd */
-    char scratch[RELAY_BYTES];      /* bytes being relayed; empty between callbacks */
-    uint64_t conn_total;            /* accepted since the start */
-    struct exchange *jobs;          /* exchanges with jobs in the engine */
-    int exchanges, works;           /* alive; being read by worker threads */
-    int accepted;                   /* `works` that have a place in the queue */
-    struct exchange *moves_waiting; /* `works` of move.c for which there is no thread yet */
+    struct buf framed;         /* bytes being relayed, checked and rewritten for libmicrohttpd */
+    char scratch[RELAY_BYTES]; /* bytes being relayed; empty between callbacks */
+    uint64_t conn_total;       /* accepted since the start */
+    struct exchange *jobs;     /* exchanges with jobs in the engine */
+    int exchanges, works;      /* exchanges that exist; of these, read by worker threads */
+    int accepted;              /* `works` that have a place in the queue */
+    struct exchange *moves_waiting; /* `works` of move.c that wait for a thread */
     int moves_working;              /* moves that have a thread */
-    struct exchange *works_waiting; /* with large bodies, for which there is no thread yet */
-    struct exchange *works_large[LARGE_AT_ONCE]; /* and those that have one; NULL: none */
+    struct exchange *works_waiting; /* `works` with large bodies that wait for a thread */
+    struct exchange *works_large[LARGE_AT_ONCE]; /* and those on a thread; NULL: free */
     uv_work_t works_first;                       /* starts the threads */
     struct ledger ledger;                        /* holdings of clients */
     struct stats stats;

@@ -11,10 +11,10 @@
 #include "server/loop.h"
 
 struct move {
-    struct exchange *next; /* in server->moves_waiting */
+    struct exchange *next; /* the next one in server->moves_waiting */
     uv_work_cb work;       /* the work that waits for a thread */
     uv_after_work_cb after;
-    struct engine_upload *upload; /* NULL: the file leaves, or nothing came yet */
+    struct engine_upload *upload; /* NULL: the file leaves, or nothing has come yet */
     uint8_t space[16];
     uint64_t id;
     int fd;            /* the file that leaves; -1 = none */
@@ -23,8 +23,8 @@ struct move {
     size_t filled, taken;
     bool working; /* a thread has the buffer, or will have it */
     bool last;    /* the body is complete */
-    bool sends;   /* the answer is the file */
-    bool comes;   /* the body is the file */
+    bool sends;   /* the answer is the file (a download) */
+    bool comes;   /* the body is the file (an upload) */
     struct engine_conversation_row row;
     int rc;
     struct fault fault;
@@ -55,7 +55,8 @@ void move_close(struct exchange *ex) {
     mem_free(move);
 }
 
-/* The file is at fault, or the request, or this server. */
+/* Refuses the move with a status that depends on whether the file, the request or this server is at
+ * fault. */
 static void refuse_move(struct exchange *ex, const struct fault *fault) {
     struct oai_error *error = &ex->error;
     switch (fault->code) {
@@ -86,7 +87,8 @@ static void refuse_move(struct exchange *ex, const struct fault *fault) {
 
 /* ---- A file comes ---- */
 
-/* Slow uploads of one client must not take the bytes of all others. */
+/* Returns whether the client has another upload. Slow uploads of one client must not take the bytes
+ * of all others. */
 static bool client_uploads(const struct exchange *ex) {
     for (const struct conn *conn = ex->server->conns; conn; conn = conn->next) {
         const struct exchange *other = conn->exchange;
@@ -143,10 +145,11 @@ static void start_next(struct server *server) {
     }
 }
 
-/* The connection is suspended until `after`; there is at most one wait for each. */
+/* Suspends the connection and starts work on a thread; `after` resumes it. An exchange has at most
+ * one such work at a time. */
 static void start_move_work(struct exchange *ex, uv_work_cb work, uv_after_work_cb after) {
     struct exchange **end = &ex->server->moves_waiting;
-    CHECK(!ex->move->working); /* a thread has the buffer */
+    CHECK(!ex->move->working); /* no thread may have the buffer */
     while (*end) end = &(*end)->move->next;
     *end = ex;
     ex->move->next = NULL;
@@ -220,7 +223,7 @@ static void read_work(uv_work_t *work) {
     move->filled = n > 0 ? (size_t)n : 0;
     move->taken = 0;
     move->at += move->filled;
-    if (n <= 0) /* never at the end: the size is known */
+    if (n <= 0) /* the size is known, so the end of the file is not reached here */
         move->rc = fault_set(&move->fault, ERR_IO, "state", "cannot be read");
 }
 
@@ -259,7 +262,7 @@ static void after_read(uv_work_t *work, int status) {
     exchange_unref(ex);
 }
 
-/* libmicrohttpd's reader. */
+/* The function by which libmicrohttpd reads the file. */
 static ssize_t read_move_file(void *cls, uint64_t position, char *to, size_t max) {
     struct exchange *ex = cls;
     struct move *move = ex->move;

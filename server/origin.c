@@ -5,7 +5,8 @@
 #include <string.h>
 #include <strings.h>
 
-/* The name in "name", "name:port", "[v6]" or "[v6]:port"; 0 when it is none of these. */
+/* Finds the name in "name", "name:port", "[v6]" or "[v6]:port". Returns its size; 0: it is none of
+ * these. */
 static size_t name_size(const char *host, const char **name) {
     size_t size = strcspn(host, ":");
     *name = host;
@@ -29,7 +30,7 @@ static bool is_loopback(const char *name) {
     return inet_pton(AF_INET6, name, &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6);
 }
 
-/* Names that Docker and Podman give the host inside of containers. */
+/* Returns whether it is a name that Docker and Podman give the host inside of containers. */
 static bool is_container_name(const char *name) {
     static const char *const names[] = {"host.docker.internal", "gateway.docker.internal",
                                         "host.containers.internal"};
@@ -56,7 +57,8 @@ bool origin_host_allowed(const char *host, const char *origin, const char *own,
     return false;
 }
 
-/* "http://localhost:3000", "https://[::1]" */
+/* Returns whether the origin is of this machine, such as "http://localhost:3000" or
+ * "https://[::1]". */
 static bool is_local_origin(const char *origin) {
     static const char *const schemes[] = {"http://", "https://"};
     const char *at;

@@ -28,11 +28,11 @@ struct otlp_counts {
 /* `endpoint`: http://HOST:PORT or https://..., to which /v1/traces is added. fault->field is
  * "otlp-endpoint": ERR_INVALID, or ERR_UNSUPPORTED (no libcurl). */
 int otlp_open(const char *endpoint, struct otlp **out, struct fault *fault);
-/* Sends what waits, for two seconds at most. NULL is allowed. */
+/* Sends the waiting spans, for two seconds at most. NULL is allowed. */
 void otlp_close(struct otlp *otlp);
 /* Takes the spans of one request: JSON objects, separated by commas; copies them. Loop thread. */
 void otlp_add(struct otlp *otlp, const struct buf *spans);
-/* NULL: all 0. */
+/* Returns the counts; all 0 for NULL. */
 struct otlp_counts otlp_counts_of(struct otlp *otlp);
 
 #endif

@@ -14,10 +14,11 @@
 
 #define ARENA_BYTES    ((size_t)64 << 20)
 #define ARENA_PER_BYTE 32
-#define AGAIN_US       1000 /* before a worker asks for a language again */
+#define AGAIN_US       1000 /* a worker waits so long before it asks for a language again */
 
-/* Conversations are found only by the same key with the same salt on the same model. The hash is
- * keyed by a secret of the engine's, so nobody can aim at another's space. */
+/* Computes the space of a client's conversations: they are found only by the same key with the same
+ * salt on the same model. The hash has a secret of the engine as its key, so nobody can aim at
+ * another client's space. */
 int prepare_space(const struct exchange *ex, const char *salt, uint8_t space[16]) {
     const struct server *server = ex->server;
     const char *parts[] = {salt, server->rules.names[0]};
@@ -25,7 +26,8 @@ int prepare_space(const struct exchange *ex, const char *salt, uint8_t space[16]
     buf_open(&text, 1 << 20);
     buf_add(&text, ex->client.key_id, sizeof ex->client.key_id);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        uint64_t size = strlen(parts[i]); /* before each part, so that no two joinings are equal */
+        uint64_t size = strlen(parts[i]); /* the size stands before each part, so that different
+                                             parts never join to the same text */
         buf_add(&text, &size, sizeof size);
         buf_str(&text, parts[i]);
     }
@@ -46,8 +48,8 @@ static void set_hint(struct exchange *ex) {
 /* --- prompts --- */
 
 /* Replaces the field of a fault by the request's field, because a client does not know the names
- * that templates and tokenizers use. A part of the field, such as messages[2].role, is more exact
- * and is left. */
+ * that templates and tokenizers use. A path below that field, such as messages[2].role, is more
+ * exact and stays. */
 static void replace_fault_field(struct fault *fault, const char *field) {
     size_t size = strlen(field);
     bool inside = strncmp(fault->field, field, size) == 0 && strchr("[.", fault->field[size]);
@@ -103,7 +105,7 @@ static int add_text_part(struct parts *parts, const char *text, struct fault *fa
     return tokenize_text(parts->ex, text, plain, &parts->at[parts->count++], fault);
 }
 
-/* "name, line break, text" */
+/* Adds a file: its name, a line break, its text. */
 static int add_file_part(struct parts *parts, const struct oai_file *file, struct fault *fault) {
     size_t name = strlen(file->name), size = strlen(file->text);
     char *text = arena_alloc(&parts->ex->arena, name + size + 3, 1);
@@ -130,7 +132,7 @@ static int join_token_parts(const struct parts *parts, struct engine_ids *ids) {
     return 0;
 }
 
-/* Files, then the text before the gap and the text behind it. */
+/* Tokenises a text with a gap: the files, then the text before the gap and the text after it. */
 static int tokenize_gap(struct exchange *ex, const char *prefix, struct engine_ids *ids,
                         struct fault *fault) {
     const struct oai_request *request = &ex->request;
@@ -152,7 +154,8 @@ static int tokenize_gap(struct exchange *ex, const char *prefix, struct engine_i
     return rc ? rc : join_token_parts(&parts, ids);
 }
 
-/* Ids and texts in the order of the list. Only a text at its beginning gets special tokens. */
+/* Tokenises a list of ids and texts, in its order. Only a text at the beginning gets the
+ * tokenizer's special tokens. */
 static int tokenize_mixed(struct exchange *ex, const cJSON *list, struct engine_ids *ids,
                           struct fault *fault) {
     const struct oai_request *request = &ex->request;
@@ -183,7 +186,7 @@ static int render_chat(struct exchange *ex, struct engine_ids *ids, struct fault
     return oai_continue_ids(engine, request->earlier, request->earlier_count, &ex->arena, ids);
 }
 
-/* The i-th prompt as tokens. */
+/* Finds the i-th prompt as tokens. */
 static int find_prompt(struct exchange *ex, int i, struct engine_ids *ids) {
     const struct oai_request *request = &ex->request;
     const struct oai_prompt *prompt = request->context ? NULL : &request->prompts[i];
@@ -217,7 +220,7 @@ static uint64_t make_seed(const struct oai_rules *rules) {
     return seed;
 }
 
-/* Errors of the engine name the prompt as if there was one. */
+/* Checks the job. The engine's errors name the prompt as if there was only one. */
 static int check_job(struct exchange *ex, int i) {
     struct fault fault = {0};
     char field[OAI_PATH];
@@ -239,8 +242,9 @@ struct score_sums {
     int64_t all, at_once; /* at_once: those that the loop writes in one turn */
 };
 
-/* An echoed prompt is part of every choice, and so is a prompt's list of scores, except in chats. A
- * stream's scores are written as they come, except those of its prompt. */
+/* Counts the scores of a job. An echoed prompt is part of every choice, and so is a prompt's list
+ * of scores, except in chats. A stream sends its scores as they come, except those of its prompt.
+ */
 static struct scores count_scores(const struct oai_request *of,
                                   const struct engine_request *request) {
     int64_t each = 1 + (of->logprobs > 0 ? of->logprobs : 0), choices = request->choices;
@@ -253,8 +257,8 @@ static struct scores count_scores(const struct oai_request *of,
     return scores;
 }
 
-/* Where the client named no length, the answer gets what the limits of scores leave, in equal parts
- * for this job and the `later` ones. */
+/* Limits the length of an answer for which the client named none, to an equal part of the scores
+ * that the limits leave for this job and the `later` ones. */
 static void fit_scores(const struct exchange *ex, struct engine_request *request,
                        const struct score_sums *sums, int later) {
     const struct scores scores = count_scores(&ex->request, request);
@@ -287,9 +291,10 @@ static int refuse_scores(struct exchange *ex, int i, const struct scores *scores
                       field, most, at_once ? " where they are sent at once" : "", found);
 }
 
-/* Output arrays and the answer grow with choices, tokens and alternatives; each has a limit of its
- * own, their product needs one too. The loop writes a whole answer in one turn, and nobody else is
- * served meanwhile: a score takes some 50 bytes and 0.4 us. */
+/* Checks the number of scores. Output arrays and the answer grow with choices, tokens and
+ * alternatives; each of these has a limit, and their product needs one, too. The loop writes a
+ * whole answer in one turn and serves nobody else meanwhile: a score takes some 50 bytes and 0.4
+ * us. */
 static int check_scores(struct exchange *ex, int i, struct score_sums *sums) {
     const struct scores scores = count_scores(&ex->request, &ex->jobs[i].request);
     int64_t of_prompt = scores.echo + scores.prompt;
@@ -333,8 +338,8 @@ static int make_job(struct exchange *ex, int i, struct score_sums *sums) {
     return check_scores(ex, i, sums) || check_job(ex, i) ? -1 : 0;
 }
 
-/* Compiles one language for all prompts here, off the loop and off the engine's thread. ERR_BUSY:
- * not yet. */
+/* Compiles one language for all prompts here, neither on the loop nor on the engine's thread.
+ * ERR_BUSY: not yet. */
 static int open_constraint(struct exchange *ex) {
     struct engine_request *sampling = &ex->request.sampling;
     struct fault fault = {0};
@@ -416,8 +421,8 @@ static int make_result(struct exchange *ex) {
     return 0;
 }
 
-/* The jobs keep their data in the arena; the tree is many times the size of the body and is freed
- * now. */
+/* Frees what the work needed: the jobs have their data in the arena, and the tree is many times the
+ * size of the body. */
 void prepare_end(struct exchange *ex) {
     ex->again = false;
     oai_request_close(&ex->request);
@@ -430,9 +435,9 @@ void prepare_end(struct exchange *ex) {
     if (!ex->job_count) arena_close(&ex->arena); /* a text answer is complete */
 }
 
-/* A request whose language cannot be compiled yet leaves the worker, so that the others in the
- * queue get their turns, and comes back. It keeps its thread for a moment, so that the queue is not
- * asked without rest. */
+/* Prepares a request. If its language cannot be compiled yet, the request leaves the worker, so
+ * that others in the queue get their turns, and is queued again. It keeps its thread for a moment,
+ * so that the queue is not polled without rest. */
 void prepare_run(uv_work_t *work) {
     struct exchange *ex = work->data;
     bool ready = true;

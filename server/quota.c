@@ -108,7 +108,7 @@ bool quota_enter(struct exchange *ex) {
 
 void quota_leave(struct exchange *ex) {
     struct key *key = ex->client.key_added ? exchange_key(ex) : NULL;
-    if (!key || key->added != ex->client.key_added) return; /* removed, and perhaps added again */
+    if (!key || key->added != ex->client.key_added) return; /* removed, perhaps added again */
     ex->client.key_added = 0;
     key->active--;
     for (int i = 0; i < ex->jobs_submitted; i++) {

@@ -10,28 +10,28 @@
 
 struct exchange;
 
-/* Each sets exchange->error and returns false where the queue, or the client's share of it
- * (server/ledger.h), is full.
+/* quota_reserve and quota_confirm set exchange->error and return false if the queue, or the
+ * client's share of it (server/ledger.h), is full.
  *
- * Reserves a place, and tokens for the prompt before it is tokenised: a token has at least one
- * byte, and a prompt longer than the context is refused anyway. An empty queue accepts any request.
- */
+ * quota_reserve reserves a place, and tokens for the prompt before it is tokenised: a token has at
+ * least one byte, and a prompt longer than the context is refused anyway. An empty queue accepts
+ * any request. */
 bool quota_reserve(struct exchange *exchange);
-/* Once tokenised: sets the reservation to all prompts of the request and their tokens, and takes a
- * place in the background for a response that wants one. */
+/* Called once the request is tokenised: sets the reservation to all its prompts and their tokens,
+ * and takes a place in the background for a response that asks for one. */
 bool quota_confirm(struct exchange *exchange);
-/* On every poll: reduces the reservation to the prompts that still wait. */
+/* Called on every poll: reduces the reservation to the prompts that still wait. */
 void quota_settle(struct exchange *exchange);
 void quota_release(struct exchange *exchange);
 
-/* Counts the request as active for its key until quota_leave. False: the key has as many as it may.
- */
+/* Counts the request as active for its key until quota_leave. false: the key has as many active
+ * requests as it may. */
 bool quota_enter(struct exchange *exchange);
 /* Ends what quota_enter began and counts the request's tokens for its key. */
 void quota_leave(struct exchange *exchange);
 
-/* The client's X-Request-Timeout (seconds, "2.5"), capped by the server's; *deadline_ns 0 = none.
- * False: the header is not a valid time. */
+/* Reads the client's X-Request-Timeout (seconds, "2.5"), limited by the server's; *deadline_ns 0 =
+ * none. false: the header is not a valid time. */
 bool quota_deadline(const char *header, int64_t cap_seconds, int64_t now_ns, int64_t *deadline_ns);
 
 #endif

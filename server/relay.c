@@ -1,9 +1,8 @@
-/* Bytes between a client's socket and libmicrohttpd's end of the pair, encrypted or not.
+/* Moves bytes between a client's socket and keepd's end of the pair, encrypted or not.
  *
- * Each direction reads RELAY_BYTES at most and offers them to the other side at once. Bytes
- * that the other side does not accept are kept, and nothing more is read in this direction until it
- * has accepted them. So back pressure reaches the sender, and a connection's buffers are bounded.
- */
+ * Each direction reads RELAY_BYTES at most and offers them to the other side at once. Bytes that
+ * the other side does not accept are kept, and nothing more is read in this direction until it has
+ * accepted them. So back pressure reaches the sender, and a connection's buffers are bounded. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -98,9 +97,9 @@ void relay_close_inner(struct conn *conn) {
     rest_free(&conn->in);
 }
 
-/* libmicrohttpd has ended the connection and the client has the whole answer. A close with unread
- * input would be a reset, which can take the answer's end with it: so the input is discarded until
- * the client closes too, within bounds (conn.c has the time). */
+/* Finishes the output after libmicrohttpd has ended the connection and the client has the whole
+ * answer. A close with unread input would be a reset, which can destroy the end of the answer. So
+ * the input is discarded until the client closes, too, within bounds (conn.c limits the time). */
 static void finish_output(struct conn *conn) {
     relay_close_inner(conn);
     conn_set_state(conn, CONN_CLOSING);
@@ -121,7 +120,8 @@ static bool discard_round(struct conn *conn) {
     return false;
 }
 
-/* The end of libmicrohttpd's side shows when it is read; what is written after it is lost. */
+/* Offers bytes to libmicrohttpd. If its side has ended, that shows when it is read; bytes written
+ * after the end are lost. */
 static bool offer_inner(struct conn *conn, const char *data, size_t size) {
     if (!size) return true;
     ssize_t sent = write_inner(conn, data, size);
@@ -141,7 +141,8 @@ static bool flush_in(struct conn *conn) {
     return rest_is_empty(in);
 }
 
-/* After a rejected request the input is discarded up to a limit, so that the answer arrives. */
+/* Returns whether input is discarded: after a rejected request, up to a limit, so that the answer
+ * arrives. */
 static bool ignores_input(const struct conn *conn) {
     return conn->framing.state == FRAMING_OVER && conn->discarded > DISCARD_BYTES_MAX;
 }
@@ -211,8 +212,8 @@ static bool write_round(struct conn *conn) {
     ssize_t got = recv(conn->inner, scratch, RELAY_BYTES, 0);
     if (got > 0) return offer_client(conn, scratch, (size_t)got) && got == RELAY_BYTES;
     if (got < 0 && socket_failure() == TLS_AGAIN) return false;
-    conn->inner_end = true; /* closed, or, with bytes that it did not read, reset */
-    finish_output(conn);    /* now: no further event reports this end */
+    conn->inner_end = true; /* libmicrohttpd has closed it or, if it left bytes unread, reset it */
+    finish_output(conn);    /* now, because no further event reports this end */
     return false;
 }
 
@@ -240,7 +241,7 @@ static int inner_events(const struct conn *conn) {
            (rest_is_empty(&conn->in) ? 0 : UV_WRITABLE);
 }
 
-/* Starting a poll is a system call in libuv, also with the same events. */
+/* Starts a poll if its events have changed: libuv makes a system call even for the same events. */
 static int update_poll(uv_poll_t *poll, int before, int events, uv_poll_cb callback) {
     if (events == before) return before;
     if (!events)
@@ -274,9 +275,9 @@ static void send_now(struct conn *conn) {
     conn_release(conn);
 }
 
-/* libmicrohttpd serves one connection after the other: when it comes to the next one, it has
- * written what it had for the one before, and that one's client need not wait for the whole round.
- */
+/* Notes the connection that libmicrohttpd is about to write for. libmicrohttpd serves one
+ * connection after another; so the output of the one before is complete, and its client need not
+ * wait for the whole round. */
 void relay_soon(struct conn *conn) {
     struct server *server = conn->server;
     struct conn *before = server->soon;
@@ -293,8 +294,8 @@ void relay_sent(struct server *server) {
 
 /* --- callbacks --- */
 
-/* A TLS record begins with 22, a request in plain HTTP with a letter. Its bytes are read first,
- * because a close with unread input could discard the answer. */
+/* Refuses plain HTTP on a TLS connection: a TLS record begins with 22, a request with a letter. The
+ * bytes are read first, because a close with unread input could discard the answer. */
 static bool refuse_plain(struct conn *conn) {
     static const char text[] =
         "{\"error\":{\"message\":\"This port speaks HTTPS: the URL must begin "
@@ -329,7 +330,8 @@ static void step_handshake(struct conn *conn) {
     }
 }
 
-/* libuv stops a handle whose descriptor has an error; the next read or write says which. */
+/* Handles events of the client's socket. If the descriptor has an error, libuv stops the handle;
+ * the next read or write shows the error. */
 void relay_on_client(uv_poll_t *poll, int status, int events) {
     struct conn *conn = poll->data;
     struct server *server = conn->server;

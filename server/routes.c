@@ -14,14 +14,14 @@
 
 #define ROWS_MAX 1024
 
-/* Behind the route's own path; NULL: another path. */
+/* Returns what follows the route's own path; NULL: it is another path. */
 static const char *path_behind(const struct route *route, const char *path) {
     static const char version[] = "/v1";
     const char *own = route->path;
     size_t size = strlen(own);
     if (strncmp(path, own, size) == 0) return path + size;
     if (strncmp(own, version, sizeof version - 1) != 0) return NULL;
-    own += sizeof version - 1; /* clients whose base URL lacks it */
+    own += sizeof version - 1; /* for clients whose base URL lacks /v1 */
     size -= sizeof version - 1;
     return strncmp(path, own, size) == 0 ? path + size : NULL;
 }
@@ -52,7 +52,7 @@ static void refuse_memory(struct exchange *ex) {
     exchange_refuse(ex);
 }
 
-/* A status of each replica; NULL: no memory, and the request is answered. */
+/* Reads a status of each replica. NULL: no memory, and the request is answered. */
 static struct engine_status *read_statuses(struct exchange *ex) {
     int count = ex->server->rules.info->replicas;
     struct engine_status *statuses = mem_try_alloc((size_t)count, sizeof *statuses);
@@ -158,7 +158,7 @@ static void get_slots(struct exchange *ex) {
     mem_free(rows);
 }
 
-/* vLLM's: requests that it works for or that wait. */
+/* Answers vLLM's /load: the number of requests that run or wait. */
 static void get_load(struct exchange *ex) {
     struct engine_status status;
     engine_status(ex->server->engine, &status);
@@ -186,7 +186,7 @@ static void get_openapi(struct exchange *ex) {
 
 /* --- conversations --- */
 
-/* The salt that the client names (?cache_salt=), as a body's strings hold it. */
+/* Finds the salt that the client names (?cache_salt=), in the form that a body's strings have. */
 static int find_salt(struct exchange *ex, struct buf *text) {
     static const char name[] = "cache_salt";
     const char *salt = NULL;
@@ -205,7 +205,8 @@ static int find_salt(struct exchange *ex, struct buf *text) {
     return text->failed ? -1 : 0;
 }
 
-/* A client sees and deletes those of its own key and of the salt it names. */
+/* Computes the space of the client's key and salt: a client sees and deletes only conversations in
+ * it. */
 int exchange_space(struct exchange *ex, uint8_t space[16]) {
     struct buf salt;
     buf_open(&salt, 2 * OAI_KEY_BYTES + 1);
@@ -348,8 +349,8 @@ static int render_deleted(struct exchange *ex, const struct oai_owner *owner, co
     return 0;
 }
 
-/* Cancelling a response that has ended changes nothing. One that was not in the background cannot
- * be cancelled (OpenAI's words). */
+/* Renders a cancelled response. Cancelling one that has ended changes nothing; one that was not in
+ * the background cannot be cancelled (in OpenAI's words). */
 static int render_cancelled(struct exchange *ex, const struct oai_owner *owner, const char *id) {
     struct exchange *running = background_find(ex->server, owner, id);
     bool background = false;
@@ -419,13 +420,13 @@ static const struct route routes[] = {
     {"/kv", ROUTE_WHOLE, "GET", get_kv, NULL, false},
 };
 
-/* The rest of a path behind an id. */
+/* The ends of paths that follow an id. */
 static const char *const tails[] = {[ROUTE_ID] = "",
                                     [ROUTE_ITEMS] = "/input_items",
                                     [ROUTE_CANCEL] = "/cancel",
                                     [ROUTE_STATE] = "/state"};
 
-/* The id in front of the tail. */
+/* Returns the size of the id before what follows it. */
 static size_t id_size(const char *rest) {
     return strcspn(rest, "/");
 }
@@ -447,7 +448,7 @@ static bool path_matches(const struct route *route, const char *path) {
     return *rest == '\0';
 }
 
-/* A row of the table above or, behind it, that of a kind of request. */
+/* Returns a route of the table above or, after these, one of a kind of request. */
 static bool route_at(int index, struct route *route) {
     int count = (int)(sizeof routes / sizeof *routes);
     const struct oai_kind *kind = oai_kind_at(index - count);
@@ -473,8 +474,8 @@ static size_t common_begin(const char *a, const char *b) {
     return count;
 }
 
-/* Clients leave out /v1 or have it twice, put a slash behind a path, or a letter too many or too
- * few into it: what is near has the same beginning or end but for a few bytes. */
+/* Finds a similar path. Clients leave out /v1 or have it twice, end a path with a slash, or
+ * misspell a letter: a similar path has the same beginning or end except for a few bytes. */
 const char *route_near(const char *path) {
     enum { FEW = 3 };
     const char *near = NULL;
@@ -491,7 +492,7 @@ const char *route_near(const char *path) {
     return near;
 }
 
-/* The header of a 405, for the methods of the rows with one path: two at most, the first GET. */
+/* Adds a method to the header of a 405: a path has at most two, and the first is GET. */
 static const char *allow_also(const char *allow, const char *method) {
     if (allow) return strcmp(method, "PUT") == 0 ? "GET, HEAD, PUT" : "GET, HEAD, DELETE";
     return strcmp(method, "GET") == 0 ? "GET, HEAD" : method;
@@ -500,7 +501,7 @@ static const char *allow_also(const char *allow, const char *method) {
 const struct route *route_find(const char *path, const char *method, struct route *route,
                                const char **allow) {
     *allow = NULL;
-    if (strcmp(method, "HEAD") == 0) method = "GET"; /* libmicrohttpd leaves the body out */
+    if (strcmp(method, "HEAD") == 0) method = "GET"; /* libmicrohttpd omits the body */
     for (int i = 0; route_at(i, route); i++) {
         if (!path_matches(route, path)) continue;
         if (strcmp(route->method, method) == 0) return route;

@@ -16,7 +16,7 @@
 
 struct server;
 
-/* Milliseconds; 0 takes the default. */
+/* Times in milliseconds; 0 means the default, which the comments name first. */
 struct server_timeouts {
     int handshake; /* 10,000: TLS, until both sides have finished */
     int header;    /* 30,000: a new connection's first request line and headers */
@@ -78,13 +78,14 @@ int server_start(struct server *server, struct engine *engine, struct fault *fau
 const char *server_url(const struct server *server); /* after server_start */
 const char *server_model(const struct server *server);
 bool server_needs_key(const struct server *server);
-/* Whether anybody who reaches this machine's address may use it: no key, and not only this machine.
- */
+/* Returns whether anybody who can reach this machine may use the server: it needs no key and
+ * listens to more than this machine. */
 bool server_is_open(const struct server *server);
 /* Runs until a signal (true) or a failure of the engine (false); every request is then answered. */
 bool server_run(struct server *server);
-/* From the reload callback. Reads keys and certificate again, from files that have changed, too;
- * sessions keep the certificate that they began with. A fault leaves everything as it was. */
+/* Reads keys and certificate again, also from files that have changed; called from the reload
+ * callback. TLS sessions keep the certificate that they began with. A fault leaves everything as it
+ * was. */
 int server_reload(struct server *server, const struct server_reloadable *fresh,
                   struct fault *fault);
 void server_close(struct server *server); /* NULL allowed */

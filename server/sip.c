@@ -10,7 +10,7 @@ static uint64_t rotl(uint64_t x, int bits) {
     return (x << bits) | (x >> (64 - bits));
 }
 
-/* Little-endian whatever the machine, as the algorithm is defined. */
+/* Reads a word in little-endian order on any machine, as the algorithm is defined. */
 static uint64_t load_sip_word(const uint8_t *p, size_t n) {
     uint64_t word = 0;
     for (size_t i = 0; i < n; i++) word |= (uint64_t)p[i] << (8 * i);

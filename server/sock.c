@@ -15,8 +15,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-/* glibc's netinet/tcp.h has no tcpi_bytes_acked, and the two do not mix: nothing that includes
- * uv.h can live in this file. */
+/* glibc's netinet/tcp.h has no tcpi_bytes_acked, and the two headers conflict, so no file that
+ * includes uv.h can include this one. */
 #include <linux/sockios.h>
 #include <linux/tcp.h>
 
@@ -24,7 +24,7 @@
 #define SEND_BUFFER    (256 << 10) /* kernel buffer for a client that does not read */
 #define PAIR_BUFFER    (32 << 10)  /* kernel buffer of the pair, each direction */
 
-/* Says why a program may not listen there, and what to do. `error`: of bind. */
+/* Explains why a program may not listen at the address, and what to do. `error`: errno of bind. */
 static int explain_bind(int error, const char *host, int port, struct fault *fault) {
     switch (error) {
     case EADDRINUSE:
@@ -44,7 +44,7 @@ static int explain_bind(int error, const char *host, int port, struct fault *fau
     }
 }
 
-/* `host` and `port`: for messages; of a Unix socket NULL and 0. */
+/* Binds a socket. `host` and `port` are for messages; for a Unix socket they are NULL and 0. */
 static int bind_socket(int family, const struct sockaddr *address, socklen_t size, const char *host,
                        int port, struct fault *fault) {
     const char *option = family == AF_UNIX ? "unix-socket" : "host";
@@ -60,7 +60,7 @@ static int bind_socket(int family, const struct sockaddr *address, socklen_t siz
     return rc;
 }
 
-/* *out is the caller's to free. */
+/* Resolves a host name; the caller frees *out. */
 static int resolve_host(const char *host, int port, struct addrinfo **out, struct fault *fault) {
     struct addrinfo hints = {.ai_family = AF_UNSPEC,
                              .ai_socktype = SOCK_STREAM,
@@ -114,7 +114,8 @@ static int make_way(const struct sockaddr_un *address, struct fault *fault) {
     return 0;
 }
 
-/* Nobody can connect between bind and chmod: the umask leaves no permission to anyone but us. */
+/* Binds a Unix socket. The umask permits only this user, so that nobody can connect between bind
+ * and chmod. */
 static int bind_unix(const char *path, unsigned mode, struct fault *fault) {
     static const char option[] = "unix-socket";
     struct sockaddr_un address = {.sun_family = AF_UNIX};

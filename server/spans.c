@@ -23,7 +23,7 @@ static int hex_digit_of(char c) {
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* Lower-case digits only. */
+/* Reads bytes from hexadecimal digits, of which only lower-case ones are allowed. */
 static bool parse_bytes(const char *text, uint8_t *out, size_t count) {
     for (size_t i = 0; i < count; i++) {
         int high = hex_digit_of(text[2 * i]), low = high < 0 ? -1 : hex_digit_of(text[2 * i + 1]);
@@ -39,7 +39,7 @@ static bool is_all_zero(const uint8_t *bytes, size_t count) {
     return any == 0;
 }
 
-/* Later versions may append fields, which begin with another dash. */
+/* Reads a traceparent. Later versions may append fields, which begin with another dash. */
 bool spans_parse(const char *text, struct spans_context *out) {
     struct spans_context found = {0};
     uint8_t version, flags;
@@ -76,7 +76,7 @@ struct writer {
     const struct exchange *exchange;
     int64_t offset_ns; /* from clock_ns to the time since 1970 */
     uint8_t root[SPAN_ID_BYTES];
-    bool any; /* an attribute was written */
+    bool any; /* an attribute has been written */
 };
 
 static void write_span_id(struct buf *out, const char *name, const uint8_t *id, size_t size) {
@@ -119,7 +119,7 @@ static void write_text_attribute(struct writer *w, const char *key, const char *
     buf_str(w->out, "}}");
 }
 
-/* Integers of 64 bits are texts in this JSON. */
+/* Writes a number. In this JSON, integers of 64 bits are strings. */
 static void write_number_attribute(struct writer *w, const char *key, int64_t value) {
     begin_attribute(w, key);
     buf_fmt(w->out, "{\"intValue\":\"%" PRId64 "\"}}", value);
@@ -188,7 +188,8 @@ static void write_request(struct writer *w, int64_t now_ns) {
     buf_char(w->out, '}');
 }
 
-/* A part that did not begin has no span; one that did not end ends with its job. */
+/* Writes the span of a part. A part that did not begin has none; one that did not end ends with its
+ * job. */
 static void write_child_span(struct writer *w, const char *name, int job, int64_t begin_ns,
                              int64_t end_ns) {
     uint8_t id[SPAN_ID_BYTES];

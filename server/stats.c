@@ -69,7 +69,7 @@ void stats_tokens(struct stats *stats, const struct engine_job *job, uint32_t co
                   int64_t received_ns, int64_t last_ns, int64_t now_ns) {
     struct stats_requests *of = &stats->replicas[job->replica];
     if (!count) return;
-    if (!last_ns) { /* tokens that arrive together with the first were made after it */
+    if (!last_ns) { /* tokens that arrive together with the first one came after it */
         hist_add(&of->ttft, seconds_between(received_ns, now_ns));
         last_ns = job->first_token_ns;
         count--;
@@ -103,7 +103,8 @@ void stats_submitted(struct stats *stats, int64_t now_ns) {
     if (stats->unfinished++ == 0) stats->busy_since_ns = now_ns;
 }
 
-/* Time without any request says nothing about how fast they finish. */
+/* Counts the time since the last finished request. Time without any request says nothing about how
+ * fast requests finish. */
 static void count_interval(struct stats *stats, int64_t now_ns) {
     bool first = stats->last_finish_ns == 0;
     int64_t since =
@@ -141,11 +142,11 @@ int stats_retry_ms(const struct stats *stats) {
 #define FAMILIES_MAX 128
 #define FAMILY_BYTES ((size_t)1 << 20)
 
-/* The text format wants all samples of a metric together, and each replica is written as a whole:
- * so every metric collects its samples, and all come out at the end. */
+/* Writes metrics. The text format wants all samples of a metric together, while each replica is
+ * written as a whole. So every metric collects its samples, and all are written at the end. */
 struct writer {
     struct buf labels; /* model_name="...",engine="0" */
-    bool first;        /* replica: opens the metrics, the others find them in the same order */
+    bool first; /* the first replica opens the metrics; the others find them in the same order */
     int family_count;
     struct buf families[FAMILIES_MAX];
     struct buf *out; /* the metric that is written */
@@ -166,7 +167,7 @@ static void write_sample_value(struct buf *out, double value) {
         buf_fmt(out, " %.9g\n", value);
 }
 
-/* `extra` is NULL or more labels with their quotes. */
+/* Writes a sample. `extra` is NULL or more labels, with their quotes. */
 static void write_sample(struct writer *w, const char *name, const char *extra, double value) {
     buf_fmt(w->out, "%s{%s%s%s}", name, w->labels.data, extra ? "," : "", extra ? extra : "");
     write_sample_value(w->out, value);
@@ -194,7 +195,7 @@ static void write_hist(struct writer *w, const char *name, const char *help,
     buf_fmt(w->out, "%s_count{%s} %" PRIu64 "\n", name, w->labels.data, total);
 }
 
-/* Label values escape three characters. */
+/* Writes a label, escaping the three characters that its value may not have. */
 static void write_label(struct buf *out, const char *name, const char *value) {
     buf_fmt(out, "%s=\"", name);
     for (; *value; value++) {
@@ -218,8 +219,8 @@ static void write_requests(struct writer *w, const struct engine_status *s) {
     write_sample(w, "vllm:num_requests_waiting_by_reason", "reason=\"deferred\"", 0);
 }
 
-/* Routers read this as load, so what counts is what admission counts: reservations. Retained
- * conversations give way to new requests and do not load anything. */
+/* Returns the share of the pool that is reserved. Routers read this as load, so it counts what
+ * admission counts. Retained conversations do not count, because they give way to new requests. */
 double stats_cache_usage(const struct engine_status *s) {
     return s->pages_total > 0 ? (double)s->pages_reserved / (double)s->pages_total : 0;
 }
@@ -272,7 +273,7 @@ static void write_token_counts(struct writer *w, const struct engine_status *s) 
                &s->counters.iteration_tokens);
 }
 
-/* Metrics that readers of vLLM's look for and that this server lacks. */
+/* Writes metrics that readers of vLLM's expect and that this server does not have. */
 static void write_absent(struct writer *w) {
     static const char *const names[] = {
         "vllm:external_prefix_cache_queries_total",
@@ -401,7 +402,8 @@ static void write_keepd(struct writer *w, const struct engine_status *s) {
                &s->counters.mask_seconds);
 }
 
-/* The state directory is one for all, and in the first replica's status. */
+/* Writes the counts of the state directory. All replicas share one, so they are in the first
+ * replica's status. */
 static void write_state_counts(struct writer *w, const struct engine_status *s) {
     write_single(w, "keepd_conversations_on_disk", "gauge", "Conversations in the state directory.",
                  s->conversations_on_disk);
@@ -431,7 +433,7 @@ static int compare_tenant_names(const void *a, const void *b) {
     return strcmp((*x)->settings.name, (*y)->settings.name);
 }
 
-/* Collects the keys that have names, those of one name side by side; returns how many. */
+/* Collects the keys that have names, sorted by name; returns how many. */
 static int named_keys(const struct keys *keys, const struct key *named[KEY_NAMES_MAX]) {
     int count = 0;
     for (size_t i = 0; i < keys->count && count < KEY_NAMES_MAX; i++)
@@ -440,8 +442,8 @@ static int named_keys(const struct keys *keys, const struct key *named[KEY_NAMES
     return count;
 }
 
-/* Returns the count at `offset` in struct key, summed up over the key and those behind it that have
- * its name; *i becomes the next name's. */
+/* Returns the sum of the count at `offset` in struct key, over all keys with the same name. Moves
+ * *i to the next name. */
 static double sum_of_name(const struct key *const *named, int count, size_t offset, int *i) {
     const struct key *const *first = &named[*i];
     double sum = 0;
@@ -450,7 +452,7 @@ static double sum_of_name(const struct key *const *named, int count, size_t offs
     return sum;
 }
 
-/* A tenant is the name of one or several keys. */
+/* Writes the counts of each tenant, that is of all keys with one name. */
 static void write_tenants(struct writer *w, const struct keys *keys) {
     static const struct {
         const char *name, *type, *help;
@@ -480,7 +482,7 @@ static void write_tenants(struct writer *w, const struct keys *keys) {
     }
 }
 
-/* A trace is here what one request contributes to it. */
+/* Writes the counts of spans, in requests: each request counts as one trace. */
 static void write_span_counts(struct writer *w, const struct otlp_counts *counts) {
     static const char dropped[] = "keepd_traces_dropped_total";
     write_head(w, "keepd_traces_exported_total", "counter",

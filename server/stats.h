@@ -53,7 +53,8 @@ struct stats {
 
 void stats_open(struct stats *stats, int max_model_len); /* must not be moved afterwards */
 
-/* `count` more tokens of a stream whose last ones came at `last_ns` (0: these are the first). */
+/* Counts `count` more tokens of a stream whose last ones came at `last_ns` (0: these are the
+ * first). */
 void stats_tokens(struct stats *stats, const struct engine_job *job, uint32_t count,
                   int64_t received_ns, int64_t last_ns, int64_t now_ns);
 /* Counts a job that was submitted to the engine; stats_finished ends it. */

@@ -41,9 +41,9 @@ static bool delta_joins_end(const struct stream_choice *c) {
     return form->joins_end && form->joins_end(&c->exchange->request);
 }
 
-/* Whether a delta goes with the end: that of the token at which the length ends the choice, or the
- * scores of a token without text. Both are known only together with the end, so that what an event
- * holds does not depend on timing. */
+/* Returns whether a delta is sent with the end of its choice: the token at which the length ends
+ * the choice, or the scores of a token without text. Both are known only together with the end, so
+ * the content of an event does not depend on timing. */
 static bool goes_with_end(const struct stream_choice *c, const struct oai_delta *delta) {
     if (!c->finish || is_failure(c->finish) || delta->kind != TOOL_TEXT || !delta_joins_end(c))
         return false;
@@ -59,7 +59,7 @@ static void emit_delta(struct stream_choice *c, const struct oai_delta *delta) {
     if (!c->holds) stream_form(c->exchange)->delta(events, delta);
 }
 
-/* A delta with the scores of the tokens not shown yet, up to tokens_seen. */
+/* Sends a delta with the scores of all tokens up to tokens_seen that were not sent yet. */
 static void send_delta(struct stream_choice *c, enum tool_piece_kind kind, const char *text,
                        size_t size) {
     struct exchange *ex = c->exchange;
@@ -113,7 +113,7 @@ static void send_characters(struct stream_choice *c, size_t end) {
     if (size > skip) send_text(c, c->text_shown - size + skip, c->text_shown, false);
 }
 
-/* The end of a voice's text: an incomplete character stays incomplete, and what could have begun a
+/* Ends the text of a voice: an incomplete character stays incomplete, and what could have begun a
  * tool call is text. */
 static void end_voice(struct stream_choice *c, size_t end) {
     send_characters(c, end);
@@ -121,7 +121,8 @@ static void end_voice(struct stream_choice *c, size_t end) {
     c->text_shown = end;
 }
 
-/* A call whose name and end the tokens say ends, or begins behind the text up to `end`. */
+/* Changes the voice. The tokens say the name and the end of a call: it ends here, or begins after
+ * the text up to `end`. */
 static void change_voice(struct stream_choice *c, const struct oai_voice *next, size_t end) {
     const struct tool_set *tools = &c->exchange->request.tools;
     if (c->voice.calling) {
@@ -137,7 +138,8 @@ static void change_voice(struct stream_choice *c, const struct oai_voice *next, 
         send_delta(c, TOOL_CALL, tools->names[next->tool], strlen(tools->names[next->tool]));
 }
 
-/* Whether the next token waits for the end, with which it will be one event. */
+/* Returns whether the next token waits for the end of the choice, with which it will be one event.
+ */
 static bool waits_for_end(const struct stream_choice *c, const struct engine_seen *p) {
     const struct engine_request *request = &oai_job_of(&c->exchange->facts, c->index)->request;
     return !p->finish && c->tokens_seen + 1 == (uint32_t)request->max_tokens && delta_joins_end(c);
@@ -166,8 +168,9 @@ static void send_tokens(struct stream_choice *c, const struct engine_seen *p) {
     }
 }
 
-/* The first event waits for all prompts to begin and says what was found in conversations; the last
- * says that all is read, as do the tokens behind it. */
+/* Returns whether progress is due. The first event waits until all prompts have begun, and says how
+ * much was found in conversations. The last one says that everything is read; so do the tokens
+ * after it. */
 static bool next_progress(const struct exchange *ex, uint64_t *read) {
     uint64_t sent = ex->stream.progress_sent;
     if (!ex->request.include_progress || ex->error.status) return false;
@@ -231,8 +234,8 @@ static void end_stream_choice(struct stream_choice *c, const struct engine_seen 
     c->ended = true;
 }
 
-/* The end of the last choice waits for the end of the request, so that finish, usage and [DONE] are
- * one write. */
+/* Renders a choice. The end of the last choice waits for the end of the request, so that finish,
+ * usage and [DONE] are one write. */
 static void render_choice(struct stream_choice *c, bool last) {
     struct engine_seen p = engine_see_choice(c->source);
     if (last && c->exchange->state == EXCHANGE_STREAMING) p.finish = ENGINE_RUNNING;
@@ -290,14 +293,14 @@ static ssize_t copy_events(struct exchange *ex, char *to, size_t max) {
     memcpy(to, stream->events.out.data + stream->out_at, size);
     stream->out_at += size;
     ex->stream.last_output_ns = clock_ns();
-    /* The end is sent together with the chunk that closes the stream: a client that stops reading
-     * at [DONE] has read it all and keeps the connection. */
+    /* The end and the chunk that closes the stream are sent together: a client that stops reading
+     * at [DONE] has then read it all and keeps the connection. */
     if (!stream->ended || stream->out_at < stream->events.out.size) relay_soon(ex->conn);
     return (ssize_t)size;
 }
 
 /* Ends the stream with an error in place of an event that is too long. Nothing that was rendered in
- * this turn has been sent. */
+ * this turn has been sent yet. */
 static void end_too_long(struct exchange *ex) {
     struct oai_events *events = &ex->stream.events;
     oai_refuse(&ex->error, 400, "invalid_value", NULL,
@@ -341,7 +344,7 @@ static int open_event_stream(struct exchange *ex) {
             .exchange = ex, .source = oai_choice_of(&ex->facts, i), .index = i};
     stream->events.answer = &ex->facts;
     stream->progress_sent = UINT64_MAX;
-    stream->ping = true; /* a first line, unless there are tokens */
+    stream->ping = true; /* makes the first line a comment, unless there are tokens */
     buf_open(&stream->events.head, HEAD_BYTES_MAX);
     buf_open(&stream->events.out, OUT_BYTES_MAX);
     buf_open(&stream->events.note, OUT_BYTES_MAX);

@@ -13,7 +13,7 @@
 
 #define FIRST_FD 3 /* SD_LISTEN_FDS_START */
 
-/* A path, or an abstract name when it begins with '@'. */
+/* Makes the address of $NOTIFY_SOCKET: a path, or an abstract name if it begins with '@'. */
 static bool notify_address(struct sockaddr_un *address, socklen_t *size) {
     const char *name = getenv("NOTIFY_SOCKET");
     size_t length = name ? strlen(name) : 0;
@@ -26,8 +26,8 @@ static bool notify_address(struct sockaddr_un *address, socklen_t *size) {
     return true;
 }
 
-/* False: the manager's queue is full. Other failures mean that no manager listens; they are
- * ignored. */
+/* Sends a notice. false: the manager's queue is full. Other failures mean that no manager listens;
+ * they are ignored. */
 static bool send_notice(const char *text) {
     struct sockaddr_un address;
     socklen_t size;
@@ -79,7 +79,8 @@ static long long env_number(const char *name) {
     return *end ? -1 : number;
 }
 
-/* Absent is meant for us as well: only sd_listen_fds insists on its variable. */
+/* Returns whether the variable names another process. If it is absent, this process is meant; only
+ * sd_listen_fds insists on it. */
 static bool is_other_process(const char *name) {
     long long pid = env_number(name);
     return pid > 0 && pid != (long long)getpid();

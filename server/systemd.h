@@ -9,7 +9,7 @@
 
 #include "base/err.h"
 
-/* "WATCHDOG=1\nSTATUS=...": lines of NAME=value. Never blocks; a message that cannot be sent
+/* Sends "WATCHDOG=1\nSTATUS=...", lines of NAME=value. Never blocks; a message that cannot be sent
  * is lost, so use it for messages that are repeated or unimportant. */
 void systemd_notify(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -22,17 +22,18 @@ struct systemd_queue {
     int count;
 };
 
-/* The same for messages that must arrive (READY, RELOADING, STOPPING): a message that cannot be
- * sent is queued, and systemd_repeat sends it; a full queue drops its oldest message. Both on the
- * queue's one thread. */
+/* Sends messages that must arrive (READY, RELOADING, STOPPING). A message that cannot be sent is
+ * queued, and systemd_repeat sends it; a full queue drops its oldest message. Both functions run on
+ * the queue's one thread. */
 void systemd_announce(struct systemd_queue *queue, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 void systemd_repeat(struct systemd_queue *queue);
 
-/* How long the manager waits for WATCHDOG=1 before it kills us; 0: not at all. */
+/* Returns how long the manager waits for WATCHDOG=1 before it kills this process; 0: it does not.
+ */
 int64_t systemd_watchdog_ns(void);
 
-/* The one socket that was passed to this process: *fd, or -1 when there is none. It is a
+/* Finds the one socket that was passed to this process: *fd, or -1 if there is none. It must be a
  * listening stream socket; several sockets, or one of another type, are an error. */
 int systemd_listen_fd(int *fd, struct fault *fault);
 

@@ -9,9 +9,9 @@
 
 #include "base/mem.h"
 
-/* Every key exchange has forward secrecy and costs the server well under a millisecond.
- * Finite-field groups do not: one hello that asks for the largest would take the loop for tens of
- * them. */
+/* Every key exchange has forward secrecy and costs the server well under a millisecond. Groups over
+ * finite fields are excluded, because a single hello that asks for the largest of them would block
+ * the loop for tens of milliseconds. */
 #define PRIORITIES                                                                                 \
     "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2:-RSA:-DHE-RSA:-GROUP-ALL:+GROUP-X25519:"           \
     "+GROUP-SECP256R1:+GROUP-SECP384R1:+GROUP-SECP521R1:%SERVER_PRECEDENCE"
@@ -21,7 +21,7 @@
 struct tls_config {
     gnutls_certificate_credentials_t credentials;
     gnutls_priority_t priorities;
-    int refs; /* the owner and each session */
+    int refs; /* one reference for the owner and one for each session */
 };
 
 struct tls {
@@ -31,7 +31,8 @@ struct tls {
 
 /* --- the certificate --- */
 
-/* Each part is read by itself first: GnuTLS 3.7.9 leaks memory when it refuses them together. */
+/* Checks the certificate alone first, because GnuTLS 3.7.9 leaks memory when it refuses certificate
+ * and key together. */
 static int check_cert(const gnutls_datum_t *pem) {
     gnutls_x509_crt_t *certs;
     unsigned count;
@@ -121,7 +122,8 @@ bool tls_wants_write(const struct tls *tls) {
     return gnutls_record_get_direction(tls->session) != 0;
 }
 
-/* GnuTLS starts with -1, which is not in its enumeration. */
+/* Returns whether the hello was answered. GnuTLS begins with the state -1, which is not in its
+ * enumeration. */
 bool tls_has_answered(const struct tls *tls) {
     return (int)gnutls_handshake_get_last_out(tls->session) >= 0;
 }
@@ -140,8 +142,8 @@ int tls_handshake(struct tls *tls) {
     return TLS_FAILED;
 }
 
-/* Renegotiation, which TLS 1.3 no longer has, comes as GNUTLS_E_REHANDSHAKE and ends the session.
- */
+/* Reads. Renegotiation, which TLS 1.3 no longer has, shows as GNUTLS_E_REHANDSHAKE and ends the
+ * session. */
 ssize_t tls_read(struct tls *tls, void *to, size_t size) {
     ssize_t rc = GNUTLS_E_WARNING_ALERT_RECEIVED;
     for (int i = 0; i < WARNINGS_MAX && rc == GNUTLS_E_WARNING_ALERT_RECEIVED; i++)

@@ -17,10 +17,12 @@
 struct tls_config; /* certificate, key, permitted algorithms: immutable, shared by its sessions */
 struct tls;        /* one connection's session */
 
-/* Both in PEM and the caller's; they are not needed afterwards. A fault names the option. */
+/* Loads certificate and key in PEM. The texts belong to the caller and are not needed afterwards. A
+ * fault names the option. */
 int tls_config_open(const char *cert, const char *key, struct tls_config **out,
                     struct fault *fault);
-/* The owner lets go of it; it is freed with its last session. NULL allowed. */
+/* Gives up the owner's reference; the configuration is freed with its last session. NULL allowed.
+ */
 void tls_config_close(struct tls_config *config);
 
 struct tls *tls_open(struct tls_config *config, int fd); /* NULL: no memory */

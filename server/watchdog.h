@@ -12,11 +12,11 @@
 struct watchdog {
     int64_t every_ns; /* 0 = never */
     int64_t fed_ns;
-    bool worked[ENGINE_REPLICAS_MAX]; /* since fed_ns */
+    bool worked[ENGINE_REPLICAS_MAX]; /* the replica has worked since fed_ns */
 };
 
 bool watchdog_due(const struct watchdog *watchdog, int64_t now_ns);
-/* True when the replica has worked since the last feeding, or was seen with no job. */
+/* Returns whether the replica has worked since the last notification, or was seen with no job. */
 bool watchdog_check(struct watchdog *watchdog, int replica, const struct engine_status *status);
 void watchdog_fed(struct watchdog *watchdog, int64_t now_ns);
 

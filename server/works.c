@@ -14,8 +14,8 @@ static void wait_for_all(void *barrier) {
     uv_sem_wait(barrier);
 }
 
-/* libuv ends the process, without a word, when it cannot create its workers. So as many threads are
- * created here first, all at once. */
+/* Creates as many threads as libuv will, all at once, and ends them: libuv ends the process without
+ * a message if it cannot create its workers. */
 static int try_threads(void) {
     const uv_thread_options_t options = {.flags = UV_THREAD_HAS_STACK_SIZE,
                                          .stack_size = STACK_BYTES};
@@ -60,7 +60,7 @@ int works_open(struct server *server, struct fault *fault) {
 
 static void after_prepare(uv_work_t *work, int status);
 
-/* Nobody waits for the result of a request whose client is gone. */
+/* Runs the work of a request, unless its client is gone and nobody waits for the result. */
 static void works_run(struct exchange *ex) {
     CHECK(ex->state == EXCHANGE_PREPARING || exchange_is_gone(ex));
     uv_work_cb work = exchange_is_gone(ex) ? do_nothing : prepare_run;
@@ -81,8 +81,8 @@ static bool client_works(const struct exchange *ex) {
     return false;
 }
 
-/* Removes the body that has waited longest among clients that have no body at work, else the one
- * that has waited longest of all. */
+/* Removes the next body: of those whose clients have no body at work, or else of all, the one that
+ * has waited longest. */
 static struct exchange *remove_next_waiting(struct server *server) {
     struct exchange **link = &server->works_waiting;
     while (*link && client_works(*link)) link = &(*link)->work_next;
@@ -92,7 +92,7 @@ static struct exchange *remove_next_waiting(struct server *server) {
     return ex;
 }
 
-/* Gives a free place to the next large body. */
+/* Starts the next large body if a place is free. */
 static void start_large(struct server *server) {
     for (int i = 0; i < LARGE_AT_ONCE; i++) {
         if (server->works_large[i]) continue;

@@ -7,8 +7,9 @@
 #include "base/json.h"
 #include "server/oai/edits.h"
 
-/* Fields about servers, containers, prices and places change nothing here. `compaction` asks for a
- * summary instead of an answer, and `thread` for state that keepd does not keep. */
+/* Fields that Anthropic's API has. Those about servers, containers, prices and places change
+ * nothing here. `compaction` asks for a summary instead of an answer, and `thread` for state that
+ * keepd does not keep. */
 #define OWN_FIELDS                                                                                 \
     {"cache_control", OAI_ANY}, {"chat_template_kwargs", OAI_ANY}, {"compaction", OAI_NEVER},      \
         {"container", OAI_ANY}, {"context_management", OAI_ANY}, {"diagnostics", OAI_ANY},         \
@@ -65,8 +66,8 @@ static int read_system(struct oai_rewrite *w) {
     return text[0] ? oai_rewrite_message(w, "system", text) : 0;
 }
 
-/* Returns the name in a reference to a tool, which the result of a search for tools has; NULL: it
- * is another part. */
+/* Returns the name in a reference to a tool, which the result of a search for tools contains; NULL:
+ * the part is no reference. */
 static const char *name_in_reference(const cJSON *part) {
     const cJSON *name = json_get(part, "tool_name");
     return oai_has_type(part, "tool_reference") && cJSON_IsString(name) ? name->valuestring : NULL;
@@ -87,11 +88,11 @@ static void write_tool(struct buf *out, const cJSON *tool) {
     buf_str(out, "}}");
 }
 
-/* Writes a deferred tool where it is first referred to, so that the prompt up to there stays as it
- * was. */
+/* Writes a deferred tool at the first reference to it, so that the prompt before it stays the same.
+ */
 static void show_tool(struct oai_rewrite *w, const char *name, struct buf *out) {
     const cJSON *tool = NULL;
-    bool counts = w->shown_count++ < w->referred_count; /* beyond, names are not searched */
+    bool counts = w->shown_count++ < w->referred_count; /* further names were not searched */
     for (int i = 0; counts && i < w->tool_count && !tool; i++) {
         if (strcmp(w->origins[i].name, name) != 0) continue;
         tool = w->origins[i].deferred;
@@ -117,7 +118,8 @@ static int join_result(struct oai_rewrite *w, const cJSON *part, const char *pat
     return 0;
 }
 
-/* Joins the parts of a result. It must not be refused: the client could not take it back. */
+/* Joins the parts of a result. It refuses none, because the client could not take the result back.
+ */
 static int read_result(struct oai_rewrite *w, const cJSON *parts, const char *path,
                        const char **text) {
     const cJSON *part;
@@ -135,7 +137,8 @@ static int read_result(struct oai_rewrite *w, const cJSON *parts, const char *pa
     return rc || *text ? rc : oai_no_memory(w->r);
 }
 
-/* A result that shows a tool stays: without it the tool could not be called. */
+/* Returns whether a result shows a tool. Such a result is never left out, because the tool could
+ * not be called without it. */
 static bool shows_tool(const cJSON *content) {
     const cJSON *part;
     bool shows = false;
@@ -156,8 +159,8 @@ static int add_result(struct oai_rewrite *w, const cJSON *block, const char *pat
     return oai_rewrite_result(w, id, text);
 }
 
-/* Returns the arguments of a call: its input; the text of one that keepd cut or could not read, in
- * whose form anthropic_answer.c gave it. */
+/* Returns the arguments of a call: its input or, in the form that anthropic_answer.c gives to
+ * arguments that were cut or are not JSON, their text. */
 static const cJSON *arguments_of(const cJSON *input) {
     const cJSON *raw = json_get(input, "INVALID_JSON");
     return cJSON_IsString(raw) && !raw->next && input->child == raw ? raw : input;
@@ -183,7 +186,7 @@ static int add_thinking(struct oai_rewrite *w, const cJSON *block, const char *p
     return text[0] && !w->thoughtless ? oai_rewrite_thought(w, text) : 0;
 }
 
-/* A user's document or search result that has text; NULL: others. */
+/* Returns the text of a user's document or search result; NULL: it has none. */
 static const cJSON *text_of_block(const cJSON *block, const char *type) {
     const cJSON *source = json_get(block, "source");
     if (strcmp(type, "search_result") == 0) return json_get(block, "content");
@@ -271,7 +274,8 @@ static int add_user(struct oai_rewrite *w, const cJSON *content, const char *pat
     return rc;
 }
 
-/* A message of the system may also say that tools come or go: all declared tools may be called. */
+/* Adds a message of the system. If it says that tools come or go, this has no effect: all declared
+ * tools may be called. */
 static int add_system(struct oai_rewrite *w, const cJSON *content, const char *path) {
     const cJSON *block;
     char field[OAI_PATH];
@@ -305,8 +309,8 @@ static const cJSON *last_of_user(const cJSON *messages) {
     return last;
 }
 
-/* Returns whether a message of the system is meant only for the turn of the user before it, and a
- * later one has come. */
+/* Returns whether a message of the system was meant only for the user's turn before it, and a later
+ * turn has come. */
 static bool is_cleared(const cJSON *message, bool user_follows) {
     const cJSON *until = json_get(message, "clear_at");
     return user_follows && cJSON_IsString(until) &&
@@ -462,7 +466,7 @@ static int read_thinking(struct oai_rewrite *w) {
     return oai_rewrite_link(w, "reasoning_effort", json_get(config, "effort"));
 }
 
-/* {"type": "json_schema", "schema": ...} */
+/* Reads {"type": "json_schema", "schema": ...}. */
 static int read_format(struct oai_rewrite *w, const cJSON *format, const char *path) {
     const char *type;
     char field[OAI_PATH];

@@ -4,7 +4,7 @@
 
 #include "server/oai/kind.h"
 
-/* anthropic_answer.c */
+/* in anthropic_answer.c */
 extern const struct oai_form oai_message_form;
 void oai_message_error(struct buf *out, const struct oai_error *error, const char *request_id);
 

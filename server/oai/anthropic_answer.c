@@ -56,7 +56,7 @@ static void write_block(struct buf *out, const struct oai_answer *answer,
 
 /* --- messages --- */
 
-/* "stop_reason":...,"stop_sequence":... */
+/* Writes "stop_reason":...,"stop_sequence":... */
 static void write_stop(struct buf *out, const struct oai_answer *answer, bool called) {
     const struct engine_choice *choice = oai_choice_of(answer, 0);
     const struct engine_request *request = &oai_job_of(answer, 0)->request;
@@ -74,7 +74,7 @@ static void write_stop(struct buf *out, const struct oai_answer *answer, bool ca
         buf_str(out, "null");
 }
 
-/* Writes usage. Tokens that were computed and tokens found in the cache are counted apart. */
+/* Writes usage. Computed tokens and tokens found in the cache are counted separately. */
 static void write_usage(struct buf *out, const struct oai_answer *answer, uint64_t tokens,
                         bool finished) {
     uint64_t cached = oai_prompt_cached(answer);
@@ -110,7 +110,7 @@ static void write_answer(struct buf *out, const struct oai_answer *answer) {
 
 /* --- streams --- */
 
-/* Ends with the comma before the event's own members. */
+/* Begins an event and ends with the comma before its own members. */
 static void begin_event(struct oai_events *events, const char *type) {
     buf_fmt(&events->out, "event: %s\ndata: {\"type\":\"%s\",", type, type);
     events->sequence++;
@@ -133,7 +133,7 @@ static void begin_block(void *to, const struct oai_items *items) {
         write_use(&events->out, events->answer, items);
         buf_str(&events->out, "{}}");
     } else {
-        write_block(&events->out, events->answer, items); /* empty yet */
+        write_block(&events->out, events->answer, items); /* a block that is still empty */
     }
     end_event(events);
 }
@@ -237,7 +237,8 @@ static const char *error_type(int status) {
     }
 }
 
-/* Writes the message. Anthropic's clients know a prompt that is too long by these words. */
+/* Writes the message of an error. Anthropic's clients recognise a prompt that is too long by these
+ * words. */
 static void write_message(struct buf *out, const struct oai_error *error) {
     char text[96];
     const char *message = error->message;

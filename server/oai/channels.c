@@ -29,7 +29,8 @@ struct oai_channels oai_find_channels(const struct engine *engine) {
     return channels;
 }
 
-/* A constrained answer is all text of its language, without headers. */
+/* Returns whether the answer has channels. A constrained answer has none: all of it is text of its
+ * language. */
 bool oai_reads_channels(const struct oai_answer *answer) {
     const struct oai_request *request = answer->request;
     return answer->rules->channels.known && !request->sampling.constraint &&
@@ -46,7 +47,7 @@ static void begin_header(struct oai_voice *voice) {
 
 static void add_to_header(struct oai_voice *voice, const char *text, size_t size) {
     size_t room = sizeof voice->header - voice->header_size;
-    if (size > room) size = room; /* longer than any header that is understood */
+    if (size > room) size = room; /* no header that is understood is longer */
     memcpy(voice->header + voice->header_size, text, size);
     voice->header_size = (uint16_t)(voice->header_size + size);
 }
@@ -62,7 +63,7 @@ static bool is_channel(const struct oai_voice *voice, const char *name) {
            ((size_t)(end - at) == size || strchr(WORD_ENDS, at[size]));
 }
 
-/* The index of the function that the message goes to; -1: none of the request's. */
+/* Returns the index of the function that the message goes to; -1: none of the request's. */
 static int find_function(const struct oai_voice *voice, const struct tool_set *tools) {
     static const char mark[] = "to=functions.";
     const char *end = voice->header + voice->header_size;
@@ -116,8 +117,8 @@ bool oai_channels_step(struct oai_voice *voice, const struct oai_answer *answer,
     return false;
 }
 
-/* The prompt has begun the message: often just the role. A prompt without messages is not one of
- * this format, and its answer is text. */
+/* Returns the voice at the beginning of an answer. The prompt has begun the message, often with the
+ * role only. A prompt without messages is not in this format, and its answer is text. */
 struct oai_voice oai_channels_open(const struct oai_answer *answer,
                                    const struct engine_request *request) {
     struct oai_voice voice = {.channels = true, .tool = -1};

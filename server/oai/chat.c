@@ -66,13 +66,14 @@ static int read_echo(struct oai_reader *r) {
     bool opens = cJSON_IsTrue(json_get(context, "add_generation_prompt"));
     if (opens && strcmp(role, "assistant") != 0) return 0;
     const char *content = json_get(last, "content")->valuestring;
-    content = arena_strndup(r->arena, content, strlen(content)); /* the context is freed first */
+    content = arena_strndup(r->arena, content, strlen(content)); /* a copy that lives longer */
     if (content) content = json_arena_text(r->arena, content, &r->out->echo_size);
     r->out->echo_text = content;
     return content ? 0 : oai_no_memory(r);
 }
 
-/* The texts of a prediction, one after another. Others change nothing and are left out. */
+/* Appends the texts of a prediction, one after another. Parts of other types change nothing and are
+ * left out. */
 static int add_predicted(struct oai_reader *r, const cJSON *content, struct buf *text) {
     const cJSON *part;
     if (cJSON_IsString(content)) {
@@ -89,10 +90,10 @@ static int add_predicted(struct oai_reader *r, const cJSON *content, struct buf 
     return 0;
 }
 
-/* More bytes of a prediction are not read. */
+/* Only so many bytes of a prediction are read. */
 #define PREDICTED_BYTES_MAX ((size_t)4 << 20)
 
-/* Reads what the answer probably resembles, as in OpenAI's predicted outputs. */
+/* Reads `prediction`: a text that the answer probably resembles (OpenAI's predicted outputs). */
 static int read_prediction(struct oai_reader *r) {
     const cJSON *node = json_get(r->body, "prediction");
     const cJSON *content = cJSON_IsObject(node) ? json_get(node, "content") : NULL;
@@ -127,7 +128,7 @@ static int parse(struct oai_reader *r) {
 
 struct message {
     struct buf reasoning;
-    struct oai_calls calls; /* and the text beside them */
+    struct oai_calls calls; /* the calls and the text beside them */
 };
 
 static void take_part(void *to, const struct oai_delta *delta) {
@@ -146,7 +147,7 @@ static void write_reasoning(struct buf *out, const char *text, size_t size) {
     json_write_str(out, text, size);
 }
 
-/* Returns true if the answer ends with a call. */
+/* Writes the message of a choice. Returns true if it ends with a call. */
 static bool write_message(struct buf *out, const struct oai_answer *answer, int index) {
     struct message message;
     const struct buf *content = &message.calls.content, *calls = &message.calls.list;
@@ -194,7 +195,7 @@ static void write_choice(struct buf *out, const struct oai_answer *answer, int i
     buf_char(out, '}');
 }
 
-/* Members of vLLM's answers that were not asked for are null. */
+/* Writes the answer. Members of vLLM's answers that were not asked for are null. */
 static void write_answer(struct buf *out, const struct oai_answer *answer) {
     oai_render_answer_head(out, answer, "chat.completion");
     buf_str(out, ",\"choices\":[");
@@ -202,7 +203,7 @@ static void write_answer(struct buf *out, const struct oai_answer *answer) {
         if (i) buf_char(out, ',');
         write_choice(out, answer, i);
     }
-    /* OpenAI's name of the only tier that there is. */
+    /* OpenAI's name for the only service tier that keepd has. */
     buf_str(out, "],\"service_tier\":\"default\",\"usage\":");
     oai_render_usage(out, answer, oai_tokens_total(answer), true);
     buf_str(out, ",\"prompt_logprobs\":");
@@ -218,9 +219,9 @@ static void write_answer(struct buf *out, const struct oai_answer *answer) {
 
 /* --- streams --- */
 
-/* The end of a choice. */
+/* How a choice ended. */
 struct end {
-    bool called; /* with a call */
+    bool called; /* with a call of a tool */
 };
 
 static void open_stream(struct oai_events *events) {
@@ -250,7 +251,7 @@ static void write_piece(struct oai_events *events, const struct oai_delta *delta
     }
 }
 
-/* `end`: the choice ends with this event; NULL: it goes on. */
+/* Writes an event. `end`: the choice ends with it; NULL: it goes on. */
 static void write_event(struct oai_events *events, const struct oai_delta *delta,
                         const struct end *end) {
     struct buf *out = &events->out;
@@ -298,7 +299,8 @@ static void finish_choice(struct oai_events *events, const struct oai_delta *res
     write_event(events, rest, &(struct end){called});
 }
 
-/* A client that asks for the usage of each event counts tokens by events. */
+/* Returns whether the last token and the reason of the end are one event: for clients that ask for
+ * the usage of each event, which count tokens by events. */
 static bool joins_end(const struct oai_request *request) {
     return request->include_usage && request->continuous_usage;
 }
@@ -335,7 +337,8 @@ const struct oai_kind oai_chat_count = {
     .answer = oai_count_answer,
 };
 
-/* SageMaker's route, as vLLM serves it: a chat, or a completion if the body has a prompt. */
+/* Chooses the kind for SageMaker's route, as vLLM does: a completion if the body has a prompt,
+ * otherwise a chat. */
 static const struct oai_kind *choose(const cJSON *body) {
     return json_get(body, "prompt") ? &oai_completion : &oai_chat;
 }

@@ -68,7 +68,7 @@ static void write_text(struct buf *out, const struct oai_answer *answer, int ind
     buf_close(&text);
 }
 
-/* Members of vLLM's answers that were not asked for are null. */
+/* Writes a choice. Members of vLLM's answers that were not asked for are null. */
 static void write_choice(struct buf *out, const struct oai_answer *answer, int index) {
     const struct engine_choice *choice = oai_choice_of(answer, index);
     const struct oai_request *request = answer->request;
@@ -110,7 +110,7 @@ static void open_stream(struct oai_events *events) {
     oai_chunk_open(events, "text_completion");
 }
 
-/* `ended`: the choice ends with this event. */
+/* Writes an event. `ended`: the choice ends with it. */
 static void write_event(struct oai_events *events, const struct oai_delta *delta, bool ended) {
     struct buf *out = &events->out;
     bool scored = delta->echo || delta->end > delta->begin || !ended;
@@ -161,9 +161,10 @@ static void finish_choice(struct oai_events *events, const struct oai_delta *res
     write_event(events, rest, true);
 }
 
-/* Clients of this route come from servers that send an event for each token and no other, and some
- * count tokens by events. OpenAI's own examples read an event's text before its reason, which not
- * all clients of chats do. */
+/* Returns whether the last token and the reason of the end are one event. Clients of this route
+ * come from servers that send one event for each token and no other, and some count tokens by
+ * events. OpenAI's own examples read an event's text before its reason; not all clients of chats
+ * do. */
 static bool joins_end(const struct oai_request *request) {
     (void)request;
     return true;

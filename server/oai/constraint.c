@@ -26,14 +26,15 @@ static struct constrain_part text_part(const char *text) {
 
 /* --- fields --- */
 
-/* Where a constraint is read from, and where it goes. */
+/* The reader, the constraint that it fills in, and the field that gave it. */
 struct source {
     struct oai_reader *r;
-    struct constrain_part *part; /* kind set when there is one */
-    const char *field;           /* the name of the field that gave it; NULL: none yet */
+    struct constrain_part *part; /* has a kind if there is a constraint */
+    const char *field;           /* name of the field that gave it; NULL: none yet */
 };
 
-/* Returns 0 if `field` is the only constraint: two have no common meaning. */
+/* Claims the constraint for `field`; fails if another field has given one, because two have no
+ * common meaning. */
 static int claim(struct source *s, const char *field) {
     if (s->field)
         return oai_invalid(s->r, field, "an answer has one constraint, and '%s' has given it",
@@ -52,7 +53,7 @@ static int take_text(struct source *s, const char *field, const cJSON *node,
     return s->part->text ? 0 : oai_no_memory(s->r);
 }
 
-/* Most values of a schema that is given as a string; a schema in the body counts as part of the
+/* The most values of a schema that is given as a string. A schema in the body counts as part of the
  * body. */
 #define SCHEMA_NODES_MAX 200000
 
@@ -196,7 +197,7 @@ static int read_fields(struct source *s) {
 
 /* --- calls --- */
 
-/* Does a schema say no more than that it is one of objects? */
+/* Returns whether a schema says no more than that its instances are objects. */
 static bool says_nothing(const cJSON *schema) {
     static const char *const words[] = {"type",     "title",  "description", "$schema", "$id",
                                         "$comment", "strict", "default",     "examples"};
@@ -210,17 +211,17 @@ static bool says_nothing(const cJSON *schema) {
     return true;
 }
 
-/* Builds text without the mark behind arguments. */
+/* Builds text that does not contain the mark after arguments. */
 static void without_end(const struct tool_form *form, struct constrain_part *part) {
     struct tool_mark marks[TOOL_MARKS_MAX];
     int count = tool_form_closes(form, marks);
-    CHECK(count > 0); /* tool_derive.c asks for it */
+    CHECK(count > 0); /* tool_derive.c requires it */
     *part = (struct constrain_part){
         .kind = CONSTRAIN_WITHOUT, .text = marks[0].text, .size = marks[0].size};
 }
 
 /* Builds arguments by the tool's schema, which declares all of them: a tool without a schema, or
- * whose schema declares nothing, takes none. `free`: any object. */
+ * whose schema declares nothing, takes no arguments. `free`: any object. */
 static int arguments_part(struct oai_reader *r, const cJSON *function, int index, bool free,
                           struct constrain_part *part) {
     const cJSON *schema = json_get(function, "parameters");
@@ -246,7 +247,7 @@ static int arguments_part(struct oai_reader *r, const cJSON *function, int index
     return part->field ? 0 : -1;
 }
 
-/* Builds a text of the form, in which TOOL_ANY is an identifier or a number. */
+/* Builds a text of the form; TOOL_ANY in it is an identifier or a number. */
 static int mark_part(struct oai_reader *r, const char *text, struct constrain_part *part) {
     const char *any = strchr(text, TOOL_ANY);
     *part = text_part(text);
@@ -274,7 +275,7 @@ static int call_part(struct oai_reader *r, const cJSON *tool, int index, bool fr
     return arguments_part(r, json_get(tool, "function"), index, free, &pieces[3]);
 }
 
-/* Builds one call of the tools that may be called. `only_strict`: schemas of tools without `strict`
+/* Builds one call of any tool that may be called. `only_strict`: schemas of tools without `strict`
  * do not bind. */
 static int any_call(struct oai_reader *r, bool only_strict, struct constrain_part *part) {
     const cJSON *tools = json_get(r->body, "tools"), *tool;
@@ -291,7 +292,7 @@ static int any_call(struct oai_reader *r, bool only_strict, struct constrain_par
     return 0;
 }
 
-/* Builds open first (between next)* close, or only the first. */
+/* Builds a list of calls: open first (between next)* close, or only the first call. */
 static int call_list(struct oai_reader *r, const struct constrain_part *call,
                      struct constrain_part *part) {
     struct constrain_part *pieces = new_parts(r, 4), *more = new_parts(r, 1);
@@ -354,10 +355,10 @@ static void write_marks(const struct tool_form *form, struct buf *out) {
     }
 }
 
-/* Patterns that have to stand around the names for text not to be read as a call (tool_calls.c). A
- * call of llama3 begins the text or has the name of a tool. One of hermes has a tag, or the name.
- * One of mistral without a tag or a bracket begins the text, where a name and a brace are enough.
- */
+/* Texts that tool_calls.c would read as the beginning of a call, as pairs of patterns around a
+ * name; plain text must not contain them. A call of llama3 begins the text or has the name of a
+ * tool. One of hermes has a tag, or the name. One of mistral without a tag or a bracket begins the
+ * text; there a name and a brace are enough. */
 static const char *const no_calls[][2] = {
     [TOOL_SHAPE_TAGGED] = {")" NOT_INSIDE "\"name\"" BLANK ":" BLANK "\"(", ")\")[\\s\\S]*"},
     [TOOL_SHAPE_BARE] = {NOT_BEGIN "(<\\|python_tag\\|>" BLANK ")?\\{)" NOT_INSIDE "\"name\"" BLANK
@@ -436,7 +437,8 @@ static int add_calls(struct oai_reader *r, struct constrain_part *answer, bool g
     r->out->constraint = answer;
     r->out->constraint_field = given && !promised ? answer->field : "tools";
     if (promised || !given) {
-        /* spelled as the template will write them, so that the next turn continues this one */
+        /* spelled as the template will write them, so that the next turn continues this
+         * conversation */
         int rc = promised ? call_list(r, &call, answer) : free_calls(r, &call, answer);
         answer->one_spacing = true;
         return rc;

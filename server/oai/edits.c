@@ -5,7 +5,7 @@
 
 #include "base/json.h"
 
-/* Limits of an edit that names none. */
+/* Limits for an edit that gives none. */
 enum { TRIGGER_TOKENS = 100000, KEEP_USES = 3, KEEP_TURNS = 1 };
 
 static const char uses_type[] = "clear_tool_uses_20250919",
@@ -64,7 +64,7 @@ const struct oai_drop *oai_edits_drop(const struct oai_rewrite *w, const char *i
     return w->drop_count ? bsearch(&key, w->drops, w->drop_count, sizeof key, compare_drops) : NULL;
 }
 
-/* Chooses the first `count` calls, but for excluded tools, and counts their tokens. */
+/* Chooses the first `count` calls that are not of excluded tools, and counts their tokens. */
 static int choose_drops(struct oai_rewrite *w, const cJSON *edit, size_t count) {
     const cJSON *inputs = json_get(edit, "clear_tool_inputs"), *message, *block;
     size_t *tokens = &w->r->out->edits.use_tokens;
@@ -113,8 +113,8 @@ static int edit_uses(struct oai_rewrite *w, const cJSON *edit) {
 
 /* ---- Thoughts ---- */
 
-/* Numbers the turns with thoughts from the last one on, and leaves out those beyond the limit. A
- * turn begins with a message of the user that has more than results. */
+/* Numbers the turns that have thoughts, from the last one on, and leaves out the thoughts beyond
+ * the limit. A turn begins with a message of the user that has more than results. */
 static int edit_turns(struct oai_rewrite *w, const cJSON *edit) {
     const cJSON *messages = json_get(w->body, "messages"), *message, *block;
     struct oai_edits *out = &w->r->out->edits;

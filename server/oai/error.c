@@ -42,8 +42,8 @@ int oai_refuse(struct oai_error *error, int status, const char *code, const char
     return -1;
 }
 
-/* The code is OpenAI's; the type and the numbers are llama.cpp's, whose clients use them to offer a
- * larger context. */
+/* Refuses a prompt that is too long. The code is OpenAI's; the type and the numbers are
+ * llama.cpp's, whose clients use them to offer a larger context. */
 int oai_refuse_context(struct oai_error *error, size_t count, size_t context) {
     error->type = "exceed_context_size_error";
     error->prompt_tokens = count;
@@ -99,7 +99,7 @@ static bool fits(const char *alias, const char *field, long *index, const char *
         }
     }
     *rest = field;
-    return strchr(".[", *field) != NULL; /* the NUL too */
+    return strchr(".[", *field) != NULL; /* the NUL counts as found, too */
 }
 
 static void write_own(char path[OAI_PATH], const char *own, long index, const char *rest) {
@@ -125,8 +125,9 @@ static void rename_to(struct oai_error *error, const char *path) {
     snprintf(error->param, sizeof error->param, "%s", path);
 }
 
-/* Some tools of a request are left out and others lie in a namespace, so a tool of the chat has its
- * own path. The text that calls of a custom tool have is described by its format. */
+/* Renames a path below `tools`: some tools of a request are left out and others lie in a namespace,
+ * so a tool's place in the chat is not its place in the request. The text of a custom tool's calls
+ * is described by its `format`. */
 static void rename_tool(const struct oai_request *request, struct oai_error *error) {
     const struct oai_tool_origin *tool;
     char path[OAI_PATH];

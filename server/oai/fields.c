@@ -168,7 +168,7 @@ const char *oai_field_at(const struct oai_kind *kind, int index) {
     return field ? field->name : NULL;
 }
 
-/* Returns what the kind calls a field that others have by this name; NULL: nothing. */
+/* Returns the kind's own name of a field that others call `name`; NULL: it has none. */
 static const char *name_here(const struct oai_kind *kind, const char *name) {
     for (const struct oai_alias *alias = kind->aliases; alias && alias->chat; alias++)
         if (strcmp(alias->chat, name) == 0 && strcmp(alias->own, name) != 0) return alias->own;

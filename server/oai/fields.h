@@ -6,8 +6,8 @@
 
 /* The values of a field that leave the answer unchanged; `null` always does. */
 enum oai_neutral {
-    OAI_ANY,   /* read elsewhere, or without influence on the answer */
-    OAI_NEVER, /* no value */
+    OAI_ANY,   /* the field is read elsewhere, or does not influence the answer */
+    OAI_NEVER, /* no value leaves the answer unchanged */
     OAI_FALSE,
     OAI_TRUE,
     OAI_ONE,
@@ -34,7 +34,7 @@ struct oai_field {
 /* Returns whether the field is in one of the groups that the kind shares with others. */
 bool oai_is_shared(const struct oai_kind *kind, const char *name);
 
-/* A member of a chat's tool that is true where a message shows the tool, not the list. */
+/* A member that marks a tool of a chat which a message shows instead of the list of tools. */
 #define OAI_DEFERRED "defer_loading"
 
 void oai_path(char path[OAI_PATH], const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -48,7 +48,7 @@ int oai_check_fields(const struct oai_kind *kind, const cJSON *body, bool strict
  * add_generation_prompt, continue_final_message and the members of chat_template_kwargs. */
 int oai_build_context(const cJSON *body, cJSON **context, struct oai_error *error);
 
-/* Is the message of this role? */
+/* Returns whether the message has this role. */
 bool oai_has_role(const cJSON *message, const char *role);
 
 /* Checks the types of fields that only chats have, in a body without messages. 0 or -1. */
@@ -57,7 +57,7 @@ int oai_check_unused(const cJSON *body, struct oai_error *error);
 /* Returns the id of a text that is exactly one token, or -1 (tokens.c). */
 int32_t oai_find_token(const struct engine *engine, const char *text);
 
-/* Returns the text that replaces a part of this type, such as an image, in the result of a tool. */
+/* Returns the text that replaces a part of this type, such as an image, in a tool's result. */
 const char *oai_left_out(const char *type);
 
 /* Answers 400: `field` is `found` where `text` ("a string") is expected. Returns -1. */
@@ -77,20 +77,19 @@ struct oai_reader {
 
 int oai_no_memory(const struct oai_reader *r);
 int oai_missing(const struct oai_reader *r, const char *field);
-/* The same for the field that holds the prompt, with the route of a body that has another one. */
+/* Refuses a body without `field`, or with the route's own name of it where that differs. */
 int oai_missing_here(const struct oai_reader *r, const char *field);
 int oai_invalid(const struct oai_reader *r, const char *field, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Read typed members of `object`, which lies at `path` (NULL: the body). Absent or null: *value
- * stays.
- */
+/* Read typed members of `object`, which lies at `path` (NULL: the body). If the member is absent or
+ * null, *value does not change. */
 int oai_get_float(const struct oai_reader *r, const char *path, const cJSON *object,
                   const char *key, double min, double max, float *value);
 int oai_get_int(const struct oai_reader *r, const char *path, const cJSON *object, const char *key,
                 int64_t min, int32_t max, int32_t *value);
-/* Reads a number of alternatives for each token: at most engine_info.max_logprobs; -1 stands for
- * the whole vocabulary, where that many may be had. */
+/* Reads a number of alternatives for each token, at most engine_info.max_logprobs. -1 means the
+ * whole vocabulary, if max_logprobs permits that many. */
 int oai_get_alternatives(const struct oai_reader *r, const cJSON *object, const char *key,
                          int32_t *value);
 int oai_get_bool(const struct oai_reader *r, const char *path, const cJSON *object, const char *key,

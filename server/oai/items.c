@@ -47,7 +47,7 @@ static bool is_blank(const char *text, size_t size) {
     return i == size;
 }
 
-/* Takes a text. White space is held back until text follows it. */
+/* Adds text to the open item. White space is held back until other text follows it. */
 static void take_text(struct oai_items *items, enum oai_item_kind kind,
                       const struct oai_delta *delta) {
     struct buf *blank = &items->blank;
@@ -65,7 +65,7 @@ static void take_text(struct oai_items *items, enum oai_item_kind kind,
 }
 
 static void begin_call(struct oai_items *items, const struct oai_delta *delta) {
-    end_item(items); /* the name is still its own */
+    end_item(items); /* before the next name is stored, because the end needs the old one */
     buf_clear(&items->blank);
     buf_clear(&items->name);
     buf_add(&items->name, delta->text, delta->size);

@@ -1,8 +1,7 @@
-/* An answer as a list of items: thoughts, texts and calls, one after the other, as /v1/responses
- * and /v1/messages have it. The parts of an answer, streamed or whole, go in; a writer is told
- * where an item begins, grows and ends. White space alone begins no item, and between two items it
- * is left out. All members are zero before oai_items_open; `text.failed` says that memory was
- * short. */
+/* An answer as a list of items: thoughts, texts and calls, one after another, as /v1/responses and
+ * /v1/messages have it. The parts of an answer, streamed or whole, go in; a writer is told where an
+ * item begins, grows and ends. White space alone begins no item, and between two items it is left
+ * out. All members are zero before oai_items_open; `text.failed` means that memory was short. */
 #ifndef KEEPD_SERVER_OAI_ITEMS_H
 #define KEEPD_SERVER_OAI_ITEMS_H
 
@@ -32,13 +31,13 @@ struct oai_item_writer {
 struct oai_items {
     const struct oai_item_writer *writer;
     void *to;
-    enum oai_item_kind kind; /* the open item's; NONE: there is none */
+    enum oai_item_kind kind; /* kind of the open item; NONE: no item is open */
     int count;               /* items begun; the open one is the last of them */
-    bool last;               /* the answer ends with the open item */
+    bool last;               /* the open item is the last of the answer */
     uint32_t call;           /* number of the call, from 0 */
-    struct buf name;         /* the call's */
+    struct buf name;         /* name of the call */
     struct buf text;         /* the open item's so far: text, or arguments */
-    uint32_t begin, end;     /* the tokens of its text */
+    uint32_t begin, end;     /* the tokens whose text the open item has */
     bool unscored;           /* the writer leaves scores out */
     struct buf blank;        /* white space that has begun no item */
     uint32_t blank_begin;
@@ -58,7 +57,8 @@ bool oai_items_write(struct buf *out, const struct oai_answer *answer,
 /* Writes a text of an item as a JSON string. */
 void oai_write_text(struct buf *out, const struct buf *text);
 
-/* Gives a part of a streamed answer to the items of the events, as a form's `delta`. */
+/* Adds a part of a streamed answer to the items of the events. It has the signature of a form's
+ * `delta`. */
 void oai_items_delta(struct oai_events *events, const struct oai_delta *delta);
 
 #endif

@@ -1,7 +1,7 @@
-/* Kinds of requests: one row per route with a body. A row and its functions are all that tells one
- * kind from another; a new endpoint is a file with its row and a line in kinds.c.
+/* Kinds of requests: one row for each route with a body. Everything that differs between kinds is
+ * in a row and its functions; a new endpoint is a file with its row and a line in kinds.c.
  *
- * Functions of a row are pure and may run on any thread. They write into buffers that note when
+ * Functions of a row are pure and may run on any thread. They write into buffers, which note if
  * memory was short. They keep no state between calls except in their arguments. */
 #ifndef KEEPD_SERVER_OAI_KIND_H
 #define KEEPD_SERVER_OAI_KIND_H
@@ -15,8 +15,8 @@ struct oai_field;
 /* The events of one stream. */
 struct oai_events {
     const struct oai_answer *answer; /* borrowed */
-    struct buf head;                 /* an event's beginning, up to its choices */
-    struct buf out;                  /* rendered, not yet taken */
+    struct buf head;                 /* the beginning of an event, up to its choices */
+    struct buf out;                  /* rendered events that were not taken yet */
     struct buf note;                 /* members of the next event about progress, without braces */
     uint64_t tokens; /* sum over the choices of the tokens shown in events; independent of timing */
     struct oai_items items; /* used by forms that answer with items */
@@ -28,13 +28,13 @@ struct oai_delta {
     int index;
     enum tool_piece_kind kind; /* the type of `text` */
     bool thinking;             /* for TOOL_TEXT: the text is reasoning, not the answer */
-    bool echo;                 /* the text is the prompt's */
+    bool echo;                 /* the text belongs to the prompt */
     uint32_t call;             /* for the other types: the call's number, from 0 */
     const char *text;
     size_t size;
-    uint32_t begin, end;         /* the tokens whose scores it carries */
-    uint32_t ids_begin, ids_end; /* the tokens that are new with it */
-    struct oai_offset *offset;   /* the choice's */
+    uint32_t begin, end;         /* the tokens whose scores are sent with it */
+    uint32_t ids_begin, ids_end; /* the tokens whose ids are sent with it */
+    struct oai_offset *offset;   /* where the choice's next token begins */
 };
 
 /* Receives the parts of an answer in order. */
@@ -43,8 +43,8 @@ struct oai_sink {
     void *to;
 };
 
-/* A finished answer being divided into its parts (parts.c). All members but the first three are
- * zero before the first text. */
+/* Divides a finished answer into its parts (parts.c). All members but the first three are zero
+ * before the first text. */
 struct oai_divider {
     const struct oai_answer *answer; /* borrowed */
     int index;
@@ -55,10 +55,10 @@ struct oai_divider {
 /* Divides text[begin, end), which is all reasoning or all answer. */
 void oai_divide_text(struct oai_divider *divider, const struct oai_voice *voice, const char *text,
                      size_t begin, size_t end);
-/* Gives all parts of a finished choice. Returns true if it ends with a call. */
+/* Passes all parts of a finished choice to the sink. Returns true if it ends with a call. */
 bool oai_divide(const struct oai_answer *answer, int index, struct oai_sink sink);
 
-/* A whole answer's text shared out between content and calls, as chats have it (tools.c). */
+/* Divides a whole answer's text into content and calls, as chats have it (tools.c). */
 struct oai_calls {
     const struct oai_answer *answer; /* borrowed */
     int index;
@@ -77,33 +77,34 @@ struct oai_form {
     const char *id_prefix; /* "chatcmpl-" */
     int preset_tokens;     /* max_tokens when absent; 0 = the server's default */
     bool may_be_empty;     /* max_tokens 0 reads the prompt and answers nothing */
-    /* Whether a stream's last token and the reason of its end are one event, where both are known
-     * at once. NULL: they are two events, as OpenAI's */
+    /* Whether a stream's last token and the reason of its end are one event, if both are known at
+     * the same time. NULL: they are two events, as in OpenAI's streams. */
     bool (*joins_end)(const struct oai_request *request);
     const char *ping; /* an event that says that a stream lives; NULL: a comment */
     void (*answer)(struct buf *out, const struct oai_answer *answer); /* all choices finished */
-    /* Stores an answer whose choices have all finished, before its last bytes are sent. One in the
-     * background is stored, too, if it failed (`error`; NULL: it did not) or was cancelled. Returns
-     * whether it is stored, or was not to be. May be NULL */
+    /* Stores an answer whose choices have all finished, before its last bytes are sent. An answer
+     * in the background is also stored if it failed (`error`; NULL: it did not) or was cancelled.
+     * Returns false if it should be stored and is not. May be NULL. */
     bool (*keep)(const struct oai_answer *answer, const struct oai_error *error);
-    /* Writes an answer in the background that has not finished or was cancelled. NULL: there are
-     * none. `begun`: the engine works for it. */
+    /* Writes an answer in the background that has not finished, or was cancelled. NULL: this kind
+     * has no such answers. `begun`: the engine works for it. */
     void (*unfinished)(struct buf *out, const struct oai_answer *answer, bool begun);
-    /* A stream calls open, then begin, deltas and finish for each choice, then end; and progress,
-     * on request, between any two. */
+    /* A stream calls open; for each choice begin, finish and between them the deltas; then end.
+     * Between any two of these it calls progress, if the client asked for it. */
     void (*open)(struct oai_events *events);     /* writes `head` */
     void (*progress)(struct oai_events *events); /* writes `note` in an event */
-    /* `offset` is moved to the first token behind the text that `begin` writes */
+    /* Moves `offset` to the first token after the text that `begin` writes. */
     void (*begin)(struct oai_events *events, int index, struct oai_offset *offset);
     void (*delta)(struct oai_events *events, const struct oai_delta *delta);
-    /* `rest`: the part of the choice that no delta had: the ids of its last tokens and, if the last
-     * token and the end are one event (`joins_end`), that token's text and scores. May be NULL */
+    /* `rest`: the part of the choice that no delta had. That is the ids of its last tokens and, if
+     * the last token and the end are one event (`joins_end`), that token's text and scores. May be
+     * NULL. */
     void (*finish)(struct oai_events *events, const struct oai_delta *rest, bool called);
     void (*end)(struct oai_events *events, const struct oai_error *error); /* NULL: no failure */
 };
 
-/* A field's name in a chat, and in the form that was rewritten as one (rewrite.h). "[]" stands for
- * an index. */
+/* A field's name in a chat, and its name in the form that was rewritten as a chat (rewrite.h). "[]"
+ * stands for an index. */
 struct oai_alias {
     const char *chat, *own;
 };
@@ -119,7 +120,7 @@ struct oai_kind {
     void (*answer)(struct buf *out, const struct engine *engine, const struct oai_request *request,
                    const struct engine_ids *ids);
     const struct oai_form *form;
-    /* Returns the kind that a body is read as, where one route has several; NULL: this one. */
+    /* Returns the kind as which the body is read, if a route has several; NULL: this one. */
     const struct oai_kind *(*choose)(const cJSON *body);
     const struct oai_alias
         *aliases; /* ended by a name of NULL; may be NULL. The first alias that fits is used */
@@ -135,7 +136,7 @@ void oai_rename_field(const struct oai_request *request, struct oai_error *error
 /* All rows; NULL past the end. */
 const struct oai_kind *oai_kind_at(int index);
 
-/* {"input_tokens": the prompt's} */
+/* Writes {"input_tokens": number of tokens of the prompt}. */
 void oai_count_answer(struct buf *out, const struct engine *engine,
                       const struct oai_request *request, const struct engine_ids *ids);
 

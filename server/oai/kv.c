@@ -5,7 +5,8 @@
 #include "base/json.h"
 #include "server/oai/fields.h"
 
-/* Parameters that only some policies have. Which, and how far each may go, the engine knows. */
+/* The types of parameters that only some policies have. The engine knows which policies, and the
+ * range of each parameter. */
 enum kv_kind { KV_NUMBER, KV_NUMBER_OR_INF, KV_WORD, KV_TRUTH };
 static const struct {
     const char *name, *expected;
@@ -102,8 +103,8 @@ static int read_overflow(struct oai_reader *r, const cJSON *kv) {
     return 0;
 }
 
-/* Only keepd has a kv object. A misspelt member of it is an error even where unknown fields of the
- * body are accepted: otherwise it would silently change what is kept. */
+/* Refuses unknown members of a kv object, even if unknown fields of the body are accepted: only
+ * keepd has a kv object, and a misspelt member would silently change what is kept. */
 static int check_names(struct oai_reader *r, const cJSON *kv) {
     static const char *const names[] = {"policy", "budget",   "buffer", "chunk",  "sinks",
                                         "recent", "overflow", "reuse",  "retain", "report"};
@@ -124,7 +125,8 @@ static int check_names(struct oai_reader *r, const cJSON *kv) {
     return 0;
 }
 
-/* `retain`: whether the turn is kept, or an object: it is kept, for how long and how safely. */
+/* Reads `retain`: whether the turn is kept or, as an object, for how long and whether it is pinned.
+ */
 static int read_retain(struct oai_reader *r, const cJSON *kv) {
     struct engine_kv *to = &r->out->sampling.kv;
     const cJSON *retain = json_get(kv, "retain"), *node;

@@ -13,7 +13,7 @@ struct scored {
     const struct engine_token *token;
     const struct engine_top *top;
     int top_count;
-    bool has_score; /* the first prompt token has none */
+    bool has_score; /* false only for the first token of a prompt */
 };
 
 /* Returns a token with `wanted` of the alternatives that the engine kept; -1 counts as none. */
@@ -30,7 +30,7 @@ static struct scored scored_at(const struct oai_answer *answer, int index, bool 
                            count > 0 ? count : 0, !prompt || i > 0};
 }
 
-/* JSON has no infinity; -9999 is what other servers send for "impossible". */
+/* Writes a log-probability. JSON has no infinity; other servers send -9999 for "impossible". */
 static void write_logprob(struct buf *out, float logprob) {
     if (isfinite(logprob))
         buf_fmt(out, "%.9g", (double)logprob);
@@ -125,7 +125,7 @@ void oai_render_native_logprobs(struct buf *out, const struct oai_answer *answer
 
 /* --- completions --- */
 
-/* Two tokens that are the same key of an object, or would be. */
+/* Returns whether two tokens are the same key of an object. */
 static bool same_key(const struct oai_answer *answer, int32_t a, int32_t b) {
     const char *x = "", *y = "";
     if (a == b || answer->request->tokens_as_ids) return a == b;
@@ -134,9 +134,9 @@ static bool same_key(const struct oai_answer *answer, int32_t a, int32_t b) {
     return nx == ny && memcmp(x, y, nx) == 0;
 }
 
-/* Object keys must be unique: an alternative is left out if it has the key of the token itself or
- * of a better alternative. There may be as many as the vocabulary has tokens, so the keys so far
- * are found by their hash. */
+/* Keys of an object must be unique, so an alternative is left out if it has the key of the token
+ * itself or of a better alternative. There may be as many as the vocabulary has tokens, so earlier
+ * keys are found by their hash. */
 enum { KEYS_SMALL = 64 };
 struct keys {
     int32_t *id; /* [size] a token that has the key, -1 none */
@@ -170,7 +170,7 @@ static bool keys_add(struct keys *keys, const struct oai_answer *answer, int32_t
     return true;
 }
 
-/* The token itself, then the best alternatives, as vLLM orders them. */
+/* Writes the token itself, then the best alternatives, in vLLM's order. */
 static void write_top_object(struct buf *out, const struct oai_answer *answer,
                              const struct scored *s) {
     struct keys keys;
@@ -191,7 +191,7 @@ static void write_top_object(struct buf *out, const struct oai_answer *answer,
     keys_close(&keys);
 }
 
-/* Counts as json_write_str writes: one character for each faulty part. */
+/* Counts characters as json_write_str writes them: one for each faulty part. */
 static void offset_add_byte(struct oai_offset *offset, char byte) {
     size_t length;
     offset->part[offset->part_size++] = byte;
@@ -203,7 +203,7 @@ static void offset_add_byte(struct oai_offset *offset, char byte) {
     }
 }
 
-/* Returns where a token begins: behind the unfinished character before it, unless its first byte
+/* Returns where a token begins: after the unfinished character before it, unless its first byte
  * continues that character. */
 static uint64_t offset_of_token(const struct oai_offset *offset, const char *bytes, size_t size) {
     char part[sizeof offset->part + 1];
@@ -251,7 +251,7 @@ static void write_cell(struct buf *out, const struct oai_answer *answer, const s
     }
 }
 
-/* Tokens of one answer: with `echo` the prompt's come first. */
+/* A range of tokens of one answer. With `echo` the prompt's tokens come first. */
 struct range {
     int index;
     uint32_t prompt, begin, end;

@@ -1,5 +1,5 @@
-/* Chat messages as OpenAI clients send them -> what chat templates expect: content is one string,
- * arguments of tool calls are objects. */
+/* Turns chat messages as OpenAI's clients send them into the form that chat templates expect:
+ * content is one string, and arguments of tool calls are objects. */
 #include <string.h>
 
 #include "base/json.h"
@@ -14,7 +14,7 @@ static int no_memory(struct oai_error *error) {
     return oai_refuse_fault(error, &fault);
 }
 
-/* Takes `item` in any case. */
+/* Adds a member and takes over `item`, also on failure. */
 static int put(cJSON *object, const char *key, cJSON *item, struct oai_error *error) {
     if (item && cJSON_AddItemToObject(object, key, item)) return 0;
     cJSON_Delete(item);
@@ -36,8 +36,9 @@ const char *oai_left_out(const char *type) {
     return "[A part was left out: this server reads text only.]";
 }
 
-/* Text of one part, or NULL with *error. `result`: of a tool, of which what is not text is left
- * out: the client could not take it back, and the dialogue would end. */
+/* Returns the text of one part, or NULL with *error. `result`: of a tool's result parts that are
+ * not text are left out, because the client could not take the result back and the dialogue would
+ * end. */
 static const char *part_text(const cJSON *part, bool result, const char *path,
                              struct oai_error *error) {
     char field[OAI_PATH];
@@ -65,7 +66,7 @@ static const char *part_text(const cJSON *part, bool result, const char *path,
     return NULL;
 }
 
-/* Parts are joined by line breaks, as other servers do. */
+/* Joins parts by line breaks, as other servers do. */
 static int join_parts(const cJSON *parts, bool result, const char *path, struct buf *out,
                       struct oai_error *error) {
     char field[OAI_PATH];
@@ -86,9 +87,9 @@ bool oai_has_role(const cJSON *message, const char *role) {
     return cJSON_IsString(node) && strcmp(node->valuestring, role) == 0;
 }
 
-/* The content of a message of the assistant or of a tool that has none. keepd's own answers have a
- * content of null beside calls and beside a thought that was cut. A refusal is text of the model,
- * so it becomes the content. */
+/* Returns the content for a message of the assistant or of a tool that has none. keepd's own
+ * answers have a content of null beside calls, and beside a thought that was cut. A refusal is text
+ * of the model, so it becomes the content. */
 static const char *content_instead(const cJSON *message) {
     static const char *const others[] = {"tool_calls", "function_call", "reasoning_content",
                                          "reasoning", "thinking"};
@@ -96,7 +97,7 @@ static const char *content_instead(const cJSON *message) {
     bool assistant = oai_has_role(message, "assistant");
     if (!assistant && !oai_has_role(message, "tool")) return NULL;
     if (cJSON_IsString(refusal)) return refusal->valuestring;
-    if (cJSON_GetObjectItemCaseSensitive(message, "content")) return ""; /* null */
+    if (cJSON_GetObjectItemCaseSensitive(message, "content")) return ""; /* present, but null */
     for (size_t i = 0; assistant && i < sizeof others / sizeof *others; i++)
         if (json_get(message, others[i])) return "";
     return NULL;
@@ -126,9 +127,9 @@ static int put_content(cJSON *copy, const cJSON *message, const char *path,
 
 /* --- tool calls --- */
 
-/* Reads arguments as an object. *tree NULL: they are none. */
+/* Reads arguments as an object. *tree is NULL if they are not one. */
 static int read_arguments(const char *text, size_t size, cJSON **tree, struct oai_error *error) {
-    /* Members of the same name are the model's; templates show what it wrote. */
+    /* The model may have written members with equal names, and templates show what it wrote. */
     struct json_limits limits = {
         .bytes = CONTENT_BYTES_MAX, .depth = OAI_JSON_DEPTH, .nuls = true, .nodes = 100000};
     *tree = NULL;
@@ -141,7 +142,7 @@ static int read_arguments(const char *text, size_t size, cJSON **tree, struct oa
     return 0;
 }
 
-/* Reads arguments that were cut, such as {"city": "Par, as what they hold whole. */
+/* Reads arguments that were cut, such as {"city": "Par, and closes what is open in them. */
 static int read_cut_arguments(const char *text, cJSON **tree, struct oai_error *error) {
     struct buf whole;
     int rc = 0;
@@ -154,7 +155,7 @@ static int read_cut_arguments(const char *text, cJSON **tree, struct oai_error *
     return rc;
 }
 
-/* Returns whether arguments say nothing: none, null, or an empty text. */
+/* Returns whether there are no arguments: none, null, or an empty text. */
 static bool are_none(const cJSON *arguments) {
     static const char blank[] = " \t\r\n";
     if (!cJSON_IsString(arguments)) return !arguments;
@@ -164,9 +165,10 @@ static bool are_none(const cJSON *arguments) {
     return size == 0 || (size == 4 && memcmp(text, "null", 4) == 0);
 }
 
-/* "{\"a\":1}" -> {"a":1}: templates print arguments by `tojson`, or one member after the other, so
- * they get an object whatever a model wrote. Arguments that say nothing become {}; cut ones what
- * they hold whole; and other text the one member of Anthropic's form of such arguments. */
+/* Parses arguments: "{\"a\":1}" -> {"a":1}. Templates print them by `tojson` or member by member,
+ * so they get an object whatever a model wrote. Missing arguments become {}; arguments that were
+ * cut are closed; any other text becomes the one member of Anthropic's form of invalid arguments.
+ */
 static int open_arguments(cJSON *function, struct oai_error *error) {
     const cJSON *arguments = json_get(function, "arguments");
     cJSON *tree = NULL;
@@ -222,8 +224,8 @@ static int put_tool_calls(cJSON *copy, const cJSON *calls, const char *path,
 
 /* --- messages --- */
 
-/* OpenAI's roles are shown by every template. Others are the template's own, such as `document` or
- * `critic`; whether it has them shows when it renders the chat. */
+/* Copies the role. Every template shows OpenAI's roles. Others are the template's own, such as
+ * `document` or `critic`; whether it has them shows when it renders the chat. */
 static int put_role(cJSON *copy, const cJSON *message, const char *path, struct oai_error *error) {
     const cJSON *role = json_get(message, "role");
     char field[OAI_PATH];
@@ -238,14 +240,14 @@ static int put_role(cJSON *copy, const cJSON *message, const char *path, struct 
         return oai_refuse(error, 400, "invalid_value", field,
                           "Invalid value for '%s': expected 1 to %d bytes, found %zu.", field,
                           OAI_ROLE_MAX, size);
-    /* "developer" is OpenAI's newer name of "system", which templates know. */
+    /* "developer" is OpenAI's newer name for "system"; templates know the older one. */
     if (strcmp(name, "developer") == 0) name = "system";
     return put(copy, "role", cJSON_CreateString(name), error);
 }
 
-/* Most templates read a thought from the first of these members, that of gpt-oss from the second. A
- * client sends back the one from which it read the thought. The template of gpt-oss refuses a
- * thought beside text and calls, so such a message has no second name. */
+/* Copies the thought. Most templates read it from the first of these members, that of gpt-oss from
+ * the second. A client sends back the member from which it read the thought. The template of
+ * gpt-oss refuses a thought beside text and calls, so such a message gets no second name. */
 static int put_reasoning(cJSON *copy, const cJSON *message, struct oai_error *error) {
     static const char *const names[] = {"reasoning_content", "thinking", "reasoning"};
     const cJSON *text = NULL;
@@ -299,7 +301,7 @@ static int put_messages(cJSON *context, const cJSON *messages, struct oai_error 
 
 /* --- the rest of the context --- */
 
-/* Tools that are marked as deferred are shown where a message refers to them (anthropic.c). */
+/* Copies the tools. Deferred ones are shown where a message refers to them (anthropic.c). */
 static int put_tools(cJSON *context, const cJSON *body, struct oai_error *error) {
     const cJSON *tools = json_get(body, "tools"), *tool;
     if (!tools) return 0;
@@ -317,7 +319,7 @@ static int put_tools(cJSON *context, const cJSON *body, struct oai_error *error)
     return failed ? no_memory(error) : 0;
 }
 
-/* Names the server or the model sets are not the request's to replace. */
+/* Returns whether the server or the model sets this name, so that a request must not. */
 static bool is_reserved(const char *name) {
     static const char *const names[] = {"messages",
                                         "tools",
@@ -348,14 +350,15 @@ static int put_kwargs(cJSON *context, const cJSON *body, struct oai_error *error
 
 /* --- whether the model thinks --- */
 
-/* The wishes of a request for the model's thoughts. */
+/* The request's wishes for the model's thoughts. */
 struct thought_wish {
-    const char *effort; /* NULL: nothing */
-    bool said, on;      /* whether it says that the model thinks or does not; which of them */
+    const char *effort; /* NULL: it says nothing */
+    bool said, on;      /* said: it says whether the model thinks; on: the model does */
 };
 
-/* Reads reasoning_effort, reasoning.effort and thinking.type, in whichever API they came. The last
- * one decides whether the model thinks; else an effort of "none" says that it does not. */
+/* Reads reasoning_effort, reasoning.effort and thinking.type, whichever API they belong to.
+ * thinking.type decides whether the model thinks; without it an effort of "none" says that it does
+ * not. */
 static int read_thought_wish(const cJSON *body, struct thought_wish *wish,
                              struct oai_error *error) {
     const cJSON *reasoning = json_get(body, "reasoning"), *thinking = json_get(body, "thinking");
@@ -381,7 +384,7 @@ static int read_thought_wish(const cJSON *body, struct thought_wish *wish,
 }
 
 /* Sets the variables that templates read: the switch of Qwen3, GLM and others, that of DeepSeek and
- * Granite, and Seed-OSS's number of tokens. None if chat_template_kwargs has one of them. */
+ * Granite, and Seed-OSS's number of tokens. Sets none if chat_template_kwargs has one of them. */
 static int put_thought_wish(cJSON *context, const struct thought_wish *wish,
                             struct oai_error *error) {
     static const char *const switches[] = {"enable_thinking", "thinking", "thinking_budget"};
@@ -396,7 +399,8 @@ static int put_thought_wish(cJSON *context, const struct thought_wish *wish,
     return wish->on ? 0 : put(context, switches[2], cJSON_CreateNumber(0), error);
 }
 
-/* The last message is written without its end, and the model continues it. */
+/* Checks continue_final_message: the last message is written without its end, and the model
+ * continues it. */
 static int check_continue(const cJSON *context, const cJSON *body, struct oai_error *error) {
     const cJSON *messages = cJSON_GetObjectItemCaseSensitive(context, "messages"), *last = NULL;
     const char *content;

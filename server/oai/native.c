@@ -52,7 +52,7 @@ static int parse_completion(struct oai_reader *r) {
     return oai_read_prompts(r) || read_native(r) ? -1 : 0;
 }
 
-/* `object` is the i-th file. */
+/* Reads the i-th file, `object`. */
 static int read_file(struct oai_reader *r, const cJSON *object, int i, struct oai_file *file) {
     char path[OAI_PATH];
     oai_path(path, "input_extra[%d]", i);
@@ -178,8 +178,8 @@ static void write_prompt(struct buf *out, const struct oai_answer *one) {
     buf_close(&text);
 }
 
-/* Writes the whole answer of a choice. `one` is the answer of its prompt alone, `choice` its number
- * there. The last event of a stream has no text, because the text was sent before. */
+/* Writes the whole answer of a choice. `one` is the answer of its prompt alone, in which it has the
+ * number `choice`. The last event of a stream has no text, because the text was sent before. */
 static void write_whole(struct buf *out, const struct oai_answer *one, int index, int choice_no) {
     const struct oai_request *request = one->request;
     const struct engine_job *job = one->jobs;
@@ -331,7 +331,8 @@ static void write_delta(struct oai_events *events, const struct oai_delta *delta
     buf_str(out, "}\n\n");
 }
 
-/* The last events have numbers of the whole prompt, so they come when all jobs are finished. */
+/* Ends the stream. The last events have numbers of the whole prompt, so they come when all jobs
+ * have finished. */
 static void end_stream(struct oai_events *events, const struct oai_error *error) {
     struct buf *out = &events->out;
     for (int i = 0; !error && i < oai_choice_count(events->answer); i++) {

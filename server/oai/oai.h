@@ -43,7 +43,7 @@ void oai_render_error(struct buf *out, const struct oai_error *error); /* {"erro
 
 struct oai_kind; /* server/oai/kind.h */
 
-/* The tags around a model's reasoning: token ids, or -1 where the vocabulary has none. */
+/* The tags around a model's reasoning: token ids, or -1 if the vocabulary has none. */
 struct oai_think {
     int32_t begin, end;
 };
@@ -54,7 +54,7 @@ struct oai_think oai_find_think(const struct engine *engine);
  */
 struct oai_channels {
     bool known; /* the vocabulary has those that headers need */
-    bool split; /* reasoning is returned apart; set by the server */
+    bool split; /* reasoning is returned separately; set by the server */
     int32_t start, channel, constrain, message, end, called, returned;
 };
 struct oai_channels oai_find_channels(const struct engine *engine);
@@ -67,17 +67,17 @@ struct oai_fim {
 };
 struct oai_fim oai_find_fim(const struct engine *engine);
 
-/* How a model is shown tools and calls them. */
+/* How a model is told about tools, and how it calls them. */
 struct oai_tool_style {
     const struct tool_form *form; /* NULL: answers do not call tools */
-    bool generic;                 /* the template does not show them in a form that is read: they
-                                     are described in a message (tool_prompt.c) */
-    bool has_system;              /* the template shows messages of the system */
-    struct tool_derived *own;     /* holds the form where it was found by rendering; NULL */
+    bool generic; /* the template does not show tools in a form that is read, so a message describes
+                     them (tool_prompt.c) */
+    bool has_system;          /* the template shows messages of the system */
+    struct tool_derived *own; /* owns the form if it was found by rendering; else NULL */
 };
-/* Finds it, and makes special tokens among its marks part of answers. `parser`: "none", the name of
- * a form that the template shows, or "auto", which finds that form and otherwise takes the generic
- * form. */
+/* Finds the style of a model, and makes special tokens among its marks part of answers. `parser`:
+ * "none"; the name of a form that the template shows; or "auto", which finds that form and
+ * otherwise takes the generic form. */
 struct oai_tool_style oai_find_tools(struct engine *engine, const char *parser);
 void oai_close_tools(struct oai_tool_style *style);
 /* Return the style's name for people: that of the form, "template" for one that was found by
@@ -86,12 +86,12 @@ void oai_close_tools(struct oai_tool_style *style);
 const char *oai_tool_style_name(const struct oai_tool_style *style);
 const char *oai_tool_style_of(const char *chat_template);
 
-/* Refuses a --tool-call-parser where the template (NULL: none) shows no tools, so that no answer
- * calls one in this form: ERR_INVALID, field "tool-call-parser". Warns where it teaches another
- * form. */
+/* Refuses a --tool-call-parser if the template (NULL: none) shows no tools, because no answer would
+ * call one in this form: ERR_INVALID, field "tool-call-parser". Warns if the template teaches
+ * another form. */
 int oai_check_parser(const char *tool_template, const char *parser, struct fault *fault);
 
-/* Returns how tokens are chosen by requests that do not say it; every member is set. */
+/* Returns the sampling of requests that say nothing about it; every member is set. */
 struct engine_sampling oai_default_sampling(const struct engine_info *info);
 
 /* Rules for requests. Borrowed; constant while the server runs. */
@@ -114,21 +114,22 @@ struct oai_rules {
 /* A prompt that is not a chat: text, token ids, or both in turns. */
 struct oai_prompt {
     const char *text;   /* NULL where ids are given */
-    const cJSON *mixed; /* a list of texts and valid ids; in the tree. NULL: one of the others */
+    const cJSON *mixed; /* a list of texts and valid ids; points into the tree. NULL: one of the
+                           others is set */
     const int32_t *ids; /* in the arena */
     size_t id_count;
 };
 
-/* A tool of a request in another form than a chat's, as its client knows it (rewrite.h). Texts lie
+/* A tool of a request whose form is not a chat's, as its client knows it (rewrite.h). Its texts lie
  * in the arena once the request is read. */
 struct oai_tool_origin {
     const char *path;  /* where the client wrote it: "tools[3].tools[0]" */
-    const char *name;  /* the client's name of it */
+    const char *name;  /* the client's name for it */
     const char *space; /* namespace; NULL: none */
     bool is_text;      /* calls have one text instead of arguments */
     const cJSON
         *deferred;     /* the body's tool, until a message has shown it; NULL: the list shows it */
-    const char *known; /* the model's name of it; set by oai_rewrite_tool */
+    const char *known; /* the model's name for it; set by oai_rewrite_tool */
 };
 
 /* A file that the model reads before a text with a gap. Both point into the tree. */
@@ -136,7 +137,7 @@ struct oai_file {
     const char *name, *text;
 };
 
-/* Parts of a prompt that edits of the context have left out (edits.h), and their tokens. */
+/* The parts of a prompt that edits of the context have left out (edits.h), and their tokens. */
 struct oai_edits {
     bool asked;
     size_t uses, use_tokens, turns, turn_tokens;
@@ -144,7 +145,7 @@ struct oai_edits {
 
 struct oai_request {
     const struct oai_kind *kind;
-    /* the prompt: a chat, or one or more texts or id lists */
+    /* The prompt: a chat, or one or more texts or lists of ids. */
     cJSON *context;             /* for engine_render_chat; owned, freed by oai_request_close */
     struct oai_prompt *prompts; /* in the arena */
     int prompt_count;           /* 1 for a chat */
@@ -162,7 +163,7 @@ struct oai_request {
     int32_t n;           /* choices per prompt */
     int32_t longest;     /* tokens that a prompt and its answer may have together */
     int32_t max_tokens;  /* -1 = not given */
-    bool endless;        /* max_tokens is what the context leaves */
+    bool endless;        /* max_tokens is whatever the context leaves */
     int32_t truncate; /* tokens kept of a longer prompt's end; 0 = all, -1 = what the context has */
     int32_t logprobs, prompt_logprobs; /* alternatives shown for each token; -1 = no scores */
     bool background;                   /* the answer is stored, and the client asks for it later */
@@ -182,9 +183,9 @@ struct oai_request {
     const struct constrain_part *constraint; /* the language of answers, in the arena and the trees;
                                                 NULL = anything */
     const char *constraint_field; /* the field to which errors about it belong; in the arena */
-    cJSON *schema;                /* schema of a field that has it as text; owned, as context */
-    cJSON *chat;                  /* the body as that of a chat, where it has another form; owned */
-    struct oai_owner owner;       /* the owner of stored responses; in the arena */
+    cJSON *schema;                /* a schema that a field has as text; owned, as `context` is */
+    cJSON *chat;            /* the body rewritten as a chat's, if its form is another; owned */
+    struct oai_owner owner; /* the owner of stored responses; in the arena */
     const int32_t *earlier; /* ids of the stored response that is continued, in the arena; NULL:
                                none */
     size_t earlier_count;
@@ -192,15 +193,16 @@ struct oai_request {
                               not stored. In the arena */
     const char *repeated;  /* the members of a response that repeat the request; in the arena */
     bool call_promised;    /* the answer is a call */
-    bool clamps;           /* an answer for which the context has too few tokens left is shorter */
-    const struct oai_tool_origin *origins; /* for the tools that the chat has, in their order; in
-                                              the arena. NULL: the tools are the body's */
+    bool clamps; /* if the context has too few tokens left, the answer becomes shorter instead of
+                    being refused */
+    const struct oai_tool_origin *origins; /* [tools of the chat], in their order; in the arena.
+                                              NULL: the chat's tools are the body's */
     int origin_count;
     struct oai_edits edits;
     int named_tool;        /* index of the only tool that may be called; -1 = any */
     struct tool_set tools; /* tools that the answer may call; names in the arena */
-    /* All members are set but prompt, prompt_count, max_tokens and space. seed_given: sampling.seed
-     * is the client's. */
+    /* All members are set except prompt, prompt_count, max_tokens and space. seed_given: the client
+     * gave sampling.seed. */
     struct engine_request sampling;
     bool seed_given;
 };
@@ -208,7 +210,7 @@ struct oai_request {
 /* Parses a body into a tree. Errors use OpenAI's wording. */
 int oai_parse_json(const char *data, size_t size, const struct oai_rules *rules, cJSON **tree,
                    struct oai_error *error);
-/* Bound on the values of a tree that a request may cause. */
+/* Returns a bound on the values of the tree that a request may make the server build. */
 size_t oai_json_nodes(const struct oai_rules *rules);
 
 /* Reads a request from the body's tree. Texts of prompts, `salt` and `session` point into the tree;
@@ -219,22 +221,22 @@ int oai_parse(const struct oai_kind *kind, const cJSON *body, const struct oai_r
               struct oai_error *error);
 void oai_request_close(struct oai_request *request);
 
-/* Replaces ids of a prompt that continues an earlier text. As far as the prompt and that text are
- * the same bytes and special tokens, the earlier ids take the place of the prompt's. So the model
- * continues the tokens that it wrote, not other tokens with the same text. ERR_NOMEM. */
+/* Replaces ids of a prompt that continues an earlier text: as far as both have the same bytes and
+ * special tokens, the earlier ids take the place of the prompt's. So the model continues the tokens
+ * that it wrote, not others with the same text. ERR_NOMEM. */
 int oai_continue_ids(const struct engine *engine, const int32_t *earlier, size_t count,
                      struct arena *arena, struct engine_ids *ids);
 
 #define OAI_PATH 128 /* size of struct oai_error.param; longer paths are cut */
-/* The field that holds the i-th prompt: "messages", "prompt" or "prompt[3]". */
+/* Writes the field that holds the i-th prompt: "messages", "prompt" or "prompt[3]". */
 void oai_prompt_path(const struct oai_request *request, int i, char path[OAI_PATH]);
 
 /* Drops the beginning of a prompt that is longer than the request allows. */
 void oai_truncate(const struct oai_request *request, const struct oai_rules *rules,
                   struct engine_ids *ids);
 
-/* Returns the sentence that tells a request of too many tokens how a text may go on, after a blank;
- * "" where it may already. */
+/* Returns a blank and a sentence that tells a request of too many tokens how a text may go on; ""
+ * if it already may. */
 const char *oai_overflow_hint(const struct oai_request *request, const struct oai_rules *rules);
 
 /* Checks the lengths against the context, once the prompt in `field` has become `count` tokens.
@@ -275,11 +277,11 @@ uint32_t oai_shown_count(const struct oai_answer *answer, int index);
  * it. */
 size_t oai_shown_size(const struct oai_answer *answer, int index);
 
-/* Where the next token begins in a text, in characters; a token that begins inside a character
+/* Where the next token begins in a text, in characters. A token that begins inside a character
  * counts as beginning where the character does. Zero-initialised. */
 struct oai_offset {
-    uint64_t characters; /* complete ones */
-    char part[4];        /* the bytes so far of an incomplete character */
+    uint64_t characters; /* number of complete characters */
+    char part[4];        /* the bytes of an incomplete character */
     uint8_t part_size;
 };
 
@@ -289,8 +291,8 @@ struct oai_offset {
  * the first three are zero. */
 struct oai_voice {
     bool thinking;
-    bool may_begin; /* nothing but white space so far */
-    bool fresh;     /* right behind a tag: line breaks belong to it */
+    bool may_begin; /* only white space so far */
+    bool fresh;     /* the text follows a tag: line breaks belong to the tag */
     uint32_t reasoning_tokens;
     bool channels; /* tokens of the format say what a text is (channels.c) */
     bool hidden;   /* the text is a header, which is not shown */
@@ -317,8 +319,8 @@ bool oai_has_thought(const struct oai_answer *answer, int index);
 /* Returns whether later tokens may be reasoning. */
 bool oai_voice_may_think(const struct oai_voice *voice);
 
-/* Returns the client's own form of the tool that the model knows by this name; NULL: it is the
- * same. */
+/* Returns the client's form of the tool that the model calls by this name; NULL: it has no other
+ * form. */
 const struct oai_tool_origin *oai_origin_of(const struct oai_request *request, const char *name,
                                             size_t size);
 /* Returns whether answers are searched for calls: the request has tools and does not forbid calls.
@@ -329,16 +331,18 @@ bool oai_reads_calls(const struct oai_answer *answer);
 void oai_render_call_begin(struct buf *out, const struct oai_answer *answer, int index,
                            uint32_t call, const char *name, size_t size);
 void oai_render_call_arguments(struct buf *out, uint32_t call, const char *text, size_t size);
-/* Writes "prefix..." with quotes: the id of a part of an answer, as unique as the answer's own. */
+/* Writes, with quotes, the id of a part of an answer: "prefix...", as unique as the answer's own
+ * id. */
 void oai_render_part_id(struct buf *out, const struct oai_answer *answer, const char *prefix,
                         unsigned a, unsigned b);
-/* The same for a call; ids of mistral are 9 letters and digits and have no prefix. */
+/* Writes the id of a call; ids of mistral are 9 letters and digits without a prefix. */
 void oai_render_call_id(struct buf *out, const struct oai_answer *answer, const char *prefix,
                         unsigned index, unsigned call);
 
 /* The parts of answers that several kinds share. */
 
-/* Members of a whole answer before its choices: {"id":...,"object":...,"created":...,"model":... */
+/* Writes the members of a whole answer before its choices:
+ * {"id":...,"object":...,"created":...,"model":... */
 void oai_render_answer_head(struct buf *out, const struct oai_answer *answer, const char *object);
 /* Returns the tokens of all choices so far. */
 uint64_t oai_tokens_total(const struct oai_answer *answer);
@@ -348,15 +352,15 @@ size_t oai_echo_bytes(const struct oai_answer *answer, int index, uint32_t i, co
 /* Writes [ids] of generated tokens, including one that ended the answer without text. */
 void oai_render_ids(struct buf *out, const struct engine_choice *choice, uint32_t begin,
                     uint32_t end);
-/* ,"token_ids":[ids] */
+/* Writes ,"token_ids":[ids]. */
 void oai_render_answer_ids(struct buf *out, const struct engine_choice *choice, uint32_t begin,
                            uint32_t end);
-/* Sums over all prompts: tokens read so far, those of them found in conversations, and all tokens.
- * A prompt that has not begun counts only in the last. */
+/* Sums over all prompts the tokens read so far, those of them found in conversations, and all
+ * tokens. A prompt that has not begun counts only in the last sum. */
 uint64_t oai_prompt_read(const struct oai_answer *answer);
 uint64_t oai_prompt_cached(const struct oai_answer *answer);
 uint64_t oai_prompt_total(const struct oai_answer *answer);
-/* Writes "kv_progress":{...}: what the first choice's heads hold. */
+/* Writes "kv_progress":{...}: how many entries the first choice's heads hold. */
 void oai_render_held(struct buf *out, const struct oai_answer *answer,
                      const struct engine_held *held);
 /* Writes "prompt_progress":{...} in llama.cpp's form; `read`: tokens so far. */
@@ -364,8 +368,8 @@ void oai_render_progress(struct buf *out, const struct oai_answer *answer, uint6
 /* Writes the last members of an answer, whole or streamed: ,"timings":{...} on request. All jobs
  * are finished. */
 void oai_render_timings(struct buf *out, const struct oai_answer *answer);
-/* ,"__verbose":... the whole answer in llama.cpp's form, with the prompt as the model read it,
- * where it was asked for. */
+/* Writes ,"__verbose":... if it was asked for: the whole answer in llama.cpp's form, with the
+ * prompt as the model read it. */
 void oai_render_verbose(struct buf *out, const struct oai_answer *answer);
 /* Writes prompt, completion and total tokens, and, once all choices are finished, details and
  * kv_details. */
@@ -373,18 +377,18 @@ void oai_render_usage(struct buf *out, const struct oai_answer *answer, uint64_t
                       bool finished);
 /* Returns the tokens of reasoning in all choices so far. */
 uint64_t oai_reasoning_total(const struct oai_answer *answer);
-/* ,"kv_details":{...} of a finished answer */
+/* Writes ,"kv_details":{...} of a finished answer. */
 void oai_render_kv_details(struct buf *out, const struct oai_answer *answer);
 /* Writes [scores] as in chats; [] if none were requested. */
 void oai_render_token_logprobs(struct buf *out, const struct oai_answer *answer, int index,
                                uint32_t begin, uint32_t end);
-/* choices[].logprobs for tokens [begin, end) of choice `index`, in the form of chats and in that of
- * completions, where `echo` puts the prompt's before them. null when none were asked for. */
+/* Write choices[].logprobs for tokens [begin, end) of choice `index`, in the form of chats and in
+ * that of completions, where `echo` puts the prompt's before them. null if none were asked for. */
 void oai_render_chat_logprobs(struct buf *out, const struct oai_answer *answer, int index,
                               uint32_t begin, uint32_t end);
 void oai_render_text_logprobs(struct buf *out, const struct oai_answer *answer, int index,
                               uint32_t begin, uint32_t end, bool echo, struct oai_offset *offset);
-/* [scores] of tokens [begin, end) of choice `index`, in llama.cpp's form. */
+/* Writes [scores] of tokens [begin, end) of choice `index`, in llama.cpp's form. */
 void oai_render_native_logprobs(struct buf *out, const struct oai_answer *answer, int index,
                                 uint32_t begin, uint32_t end);
 /* Writes the scores of the prompt of choice `index`, in vLLM's form. */
@@ -392,15 +396,16 @@ void oai_render_prompt_logprobs(struct buf *out, const struct oai_answer *answer
 /* Writes the text of all tokens, special tokens included. */
 void oai_render_token_texts(struct buf *out, const struct engine *engine, const int32_t *ids,
                             size_t count);
-/* The prompt of choice `index` as echoed: token bytes without special tokens. */
+/* Writes the prompt of choice `index` as an echo has it: the bytes of its tokens, without special
+ * tokens. */
 void oai_render_prompt_text(struct buf *out, const struct oai_answer *answer, int index);
-/* ,"finish_reason":...,"stop_reason":... of a finished choice (leading comma included). `called`:
- * it ends with a call. */
+/* Writes ,"finish_reason":...,"stop_reason":... of a finished choice, with the leading comma.
+ * `called`: the choice ends with a call. */
 void oai_render_finish(struct buf *out, const struct oai_answer *answer, int index, bool called);
 const char *oai_finish_name(int finish, bool called); /* "stop", "length", "tool_calls" */
 
 void oai_render_models(struct buf *out, const struct oai_rules *rules, int64_t created);
-/* false: no such model */
+/* Writes a model. false: there is none with this id. */
 bool oai_render_model(struct buf *out, const struct oai_rules *rules, const char *id,
                       int64_t created);
 struct oai_load {
@@ -411,17 +416,17 @@ struct oai_load {
 void oai_render_loads(struct buf *out, const struct oai_load *load); /* SGLang's form */
 void oai_render_server_info(struct buf *out, const struct oai_rules *rules);
 void oai_render_tokenizer_info(struct buf *out, const struct engine *engine); /* vLLM's form */
-/* llama.cpp's forms. A slot is a place for a running sequence. */
+/* Write /props and /slots in llama.cpp's forms. A slot is a place for a running sequence. */
 void oai_render_props(struct buf *out, const struct oai_rules *rules);
 void oai_render_slots(struct buf *out, const struct engine_info *info,
                       const struct engine_sequence_row *rows, int row_count);
-/* GET /v1/conversations */
+/* Writes the answer of GET /v1/conversations. */
 void oai_render_conversations(struct buf *out, const struct engine_conversation_row *rows,
                               int count);
 void oai_render_deleted(struct buf *out, uint64_t conversation);
-/* PUT /v1/conversations */
+/* Writes the answer of PUT /v1/conversations. */
 void oai_render_uploaded(struct buf *out, const struct engine_conversation_row *row);
-/* "%016x" -> id; false: something else. */
+/* Reads an id of 16 hexadecimal digits; false: the text is none. */
 bool oai_conversation_id(const char *text, uint64_t *id);
 void oai_render_kv(struct buf *out, const struct engine_info *info,
                    const struct engine_status *status, const struct engine_sequence_row *rows,

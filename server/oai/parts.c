@@ -3,7 +3,7 @@
 
 #include "server/oai/kind.h"
 
-/* Gives a part. The first part of a text has the scores of all its tokens. */
+/* Passes a part to the sink. The first part of a text has the scores of all its tokens. */
 static void give(struct oai_divider *d, struct oai_delta *delta) {
     delta->index = d->index;
     delta->begin = d->tokens_begin;
@@ -12,7 +12,7 @@ static void give(struct oai_divider *d, struct oai_delta *delta) {
     d->sink.take(d->sink.to, delta);
 }
 
-/* A call whose name and end the tokens say. */
+/* Begins a call whose name and end are said by tokens. */
 static void begin_call(struct oai_divider *d, const struct oai_voice *voice, size_t at) {
     const char *name = d->answer->request->tools.names[voice->tool];
     d->calls.tools = &d->answer->request->tools;
@@ -51,13 +51,13 @@ void oai_divide_text(struct oai_divider *d, const struct oai_voice *voice, const
     }
 }
 
-/* A tag's score belongs to the text behind it, as in a stream. */
+/* Divides a choice into its parts. A tag's score belongs to the text after it, as in a stream. */
 bool oai_divide(const struct oai_answer *answer, int index, struct oai_sink sink) {
     const struct engine_choice *choice = oai_choice_of(answer, index);
     struct oai_divider d = {.answer = answer, .index = index, .sink = sink};
     d.calls.tools = &answer->request->tools;
     size_t safe = oai_shown_size(answer, index);
-    size_t at = 0, said = 0; /* text[said, at) is of one voice and not given yet */
+    size_t at = 0, said = 0; /* text[said, at) is of one voice and was not passed on yet */
     struct oai_voice voice = oai_voice_open(answer, index);
     uint32_t count = oai_token_count(choice);
     for (uint32_t i = 0; i < count; i++) {

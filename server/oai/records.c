@@ -8,19 +8,19 @@
 #include "base/mem.h"
 #include "server/oai/stored.h"
 
-/* A key that has responses. */
+/* A key that owns responses. */
 struct holder {
     struct holder *next;
     uint8_t key[16];
-    size_t bytes, count; /* sums of its rows; it goes with the last one */
+    size_t bytes, count; /* sums over its rows; it is freed with the last one */
 };
 
-/* A stored response. The same allocation holds its parts behind this struct: tokens, id, salt,
- * items, answer. */
+/* A stored response. Its parts follow this struct in the same allocation: tokens, id, salt, items,
+ * answer. */
 struct row {
     struct row *next, *prev; /* in the order of their last use, the newest first */
-    int refs;                /* one for the table; the last one frees it */
-    size_t size;             /* the allocation's */
+    int refs;                /* one reference for the table; the last one frees the row */
+    size_t size;             /* size of the allocation */
     struct holder *holder;
     const char *id, *salt; /* NUL-terminated */
     struct oai_record texts;
@@ -30,7 +30,7 @@ struct oai_records {
     pthread_mutex_t lock;
     struct row *first, *last;
     struct holder *holders;
-    size_t bytes, count; /* all rows */
+    size_t bytes, count; /* sums over all rows */
     size_t bytes_max, count_max;
 };
 
@@ -57,7 +57,7 @@ static void put_first(struct oai_records *records, struct row *row) {
 
 /* --- holders --- */
 
-/* Returns the key's holder, made where there is none; NULL: no memory. */
+/* Returns the holder of a key, which is created if there is none; NULL: no memory. */
 static struct holder *hold(struct oai_records *records, const uint8_t key[16]) {
     struct holder *h = records->holders;
     while (h && memcmp(h->key, key, sizeof h->key) != 0) h = h->next;
@@ -108,7 +108,8 @@ static const struct holder *largest(const struct oai_records *records, bool by_b
     return most;
 }
 
-/* Makes the table fit its bounds, without the first row, which has just come. */
+/* Removes rows until the table fits its bounds, but never the first row, which has just been added.
+ */
 static void trim(struct oai_records *records) {
     while (records->first != records->last &&
            (records->bytes > records->bytes_max || records->count > records->count_max)) {
@@ -138,7 +139,7 @@ static struct row *find(const struct oai_records *records, const struct oai_owne
     return NULL;
 }
 
-/* Copies a text to *to, and moves *to behind it and its NUL. */
+/* Copies a text to *to, and moves *to past it and its NUL. */
 static const char *copy(char **to, const char *text, size_t size) {
     char *at = *to;
     if (size) memcpy(at, text, size);
@@ -232,8 +233,9 @@ static int find_in_row(const struct row *row, const char *id, size_t *effort, st
     return item->failed ? ERR_NOMEM : 0;
 }
 
-/* Items are the elements of texts, so these are searched, those of the newest response first: many
- * megabytes, while others use the table. */
+/* Finds a stored item. Items are parts of texts, so the texts are searched, the newest response's
+ * first. This can take many megabytes, so it is done without the lock, while others use the table.
+ */
 int oai_records_find_item(struct oai_records *records, const struct oai_owner *owner,
                           const char *id, size_t *effort, struct buf *item) {
     struct buf list;

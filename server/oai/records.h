@@ -16,7 +16,7 @@
 
 struct oai_records;
 
-/* Identity that a response belongs to: an API key and a salt. */
+/* The owner of a response: an API key and a salt. */
 struct oai_owner {
     uint8_t key[16];  /* hash of the key */
     const char *salt; /* "" = none */
@@ -34,30 +34,31 @@ struct oai_record {
     bool background; /* computed in the background */
 };
 
-/* A record takes at most this part of the table's bytes. */
+/* A record may take at most this part of the table's bytes. */
 #define OAI_RECORD_PART 16
 
-/* At most `count` responses of together `bytes` bytes. NULL: no memory. */
+/* Opens a table of at most `count` responses with `bytes` bytes together. NULL: no memory. */
 struct oai_records *oai_records_open(size_t bytes, size_t count);
 void oai_records_close(struct oai_records *records);
 
-/* Copies the texts. Where room is needed, the key with the most bytes, or the most responses, loses
- * those it used least recently. ERR_LIMIT: the record is beyond its part; ERR_NOMEM. */
+/* Stores a copy of the texts. To make room, the key with the most bytes, or the most responses,
+ * loses those it used least recently. ERR_LIMIT: the record is larger than OAI_RECORD_PART allows;
+ * ERR_NOMEM. */
 int oai_records_put(struct oai_records *records, const struct oai_owner *owner, const char *id,
                     const struct oai_record *record);
-/* Appends the record's parts to the buffers that are not NULL. ERR_NOTFOUND, ERR_NOMEM. */
+/* The buffers that get a record's parts; each may be NULL. ERR_NOTFOUND, ERR_NOMEM. */
 struct oai_record_parts {
     struct buf *items, *input, *answer, *tokens; /* tokens: an int32_t each */
     bool *background;
 };
 int oai_records_find(struct oai_records *records, const struct oai_owner *owner, const char *id,
                      struct oai_record_parts parts);
-/* Appends to `item` the stored item of this owner that has the id, the newest of several. *effort:
- * bytes of items that may be searched; those that were are taken off. ERR_NOTFOUND, ERR_NOMEM,
+/* Appends to `item` this owner's stored item with the id, the newest of several. *effort: bytes of
+ * items that may be searched; the searched bytes are subtracted. ERR_NOTFOUND, ERR_NOMEM,
  * ERR_LIMIT: the bytes were not enough. */
 int oai_records_find_item(struct oai_records *records, const struct oai_owner *owner,
                           const char *id, size_t *effort, struct buf *item);
-/* ERR_NOTFOUND */
+/* Deletes a response. ERR_NOTFOUND. */
 int oai_records_delete(struct oai_records *records, const struct oai_owner *owner, const char *id);
 
 #endif

@@ -27,8 +27,8 @@ uint32_t oai_token_count(const struct engine_choice *choice) {
     return (uint32_t)atomic_load_explicit(&choice->token_count, memory_order_acquire);
 }
 
-/* Counts the tokens that are shown: those that begin before the stop string. A stop token keeps its
- * score. */
+/* Returns how many tokens are shown: those that begin before the stop string. A stop token keeps
+ * its score. */
 uint32_t oai_shown_count(const struct oai_answer *answer, int index) {
     const struct engine_choice *choice = oai_choice_of(answer, index);
     uint32_t count = oai_token_count(choice);
@@ -93,7 +93,7 @@ static struct engine_kv_details sum_details(const struct oai_answer *answer) {
     return sum;
 }
 
-/* [{"tokens": T, "evicted": [layer][head][positions]}, ...] in the order of time. */
+/* Writes [{"tokens": T, "evicted": [layer][head][positions]}, ...] in the order of time. */
 static void write_trace(struct buf *out, const struct engine_info *info,
                         const struct engine_kv_details *kv) {
     buf_str(out, ",\"trace\":[");
@@ -107,7 +107,7 @@ static void write_trace(struct buf *out, const struct engine_info *info,
     if (kv->evictions_lost) buf_fmt(out, ",\"trace_lost\":%" PRId32, kv->evictions_lost);
 }
 
-/* The request has a budget and its policy has none. */
+/* Warns if the request has a budget and its policy has none. */
 static void write_budget_warning(struct buf *out, const struct oai_answer *answer) {
     bool gates = answer->rules->info->has_gates;
     buf_str(out, ",\"warning\":");
@@ -346,7 +346,8 @@ static void write_rate(struct buf *out, const char *name, uint64_t tokens, doubl
             ms, name, ms > 0 ? (double)tokens * 1000 / ms : 0);
 }
 
-/* Several prompts run side by side: their times are added up, as their tokens are. */
+/* Writes the times. Several prompts run side by side, so their times are added up as their tokens
+ * are. */
 void oai_render_timings(struct buf *out, const struct oai_answer *answer) {
     uint64_t cached = 0, prompt = 0;
     double queued = 0, reading = 0, writing = 0;

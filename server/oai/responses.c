@@ -1,5 +1,5 @@
-/* POST /v1/responses, the request: items in. They become the messages of a chat; those of the
- * response that previous_response_id names come first. */
+/* POST /v1/responses, the request. Its items become the messages of a chat; those of the response
+ * that previous_response_id names come first. */
 #include <stdio.h>
 #include <string.h>
 
@@ -91,8 +91,8 @@ static int add_message(struct oai_rewrite *w, const cJSON *item, const char *pat
         w->r, field, "expected 'user', 'assistant', 'system' or 'developer', found '%.32s'", role);
 }
 
-/* Adds a thought. Summaries and encrypted thoughts are skipped: the model did not write the former,
- * and keepd cannot read the latter. */
+/* Adds a thought. Summaries and encrypted thoughts are skipped: the model did not write a summary,
+ * and keepd cannot read an encrypted thought. */
 static int add_thought(struct oai_rewrite *w, const cJSON *item, const char *path) {
     const cJSON *content = json_get(item, "content");
     const char *text;
@@ -199,7 +199,7 @@ static int add_items(struct oai_rewrite *w, const cJSON *items, const char *fiel
 
 /* --- the response that is continued --- */
 
-/* The items of the chat, as a stored response keeps them. */
+/* The items of the chat, in the form that a stored response keeps. */
 struct items {
     struct buf text;
     int count;
@@ -288,7 +288,7 @@ static bool is_reference(const cJSON *item) {
     return cJSON_IsString(type) && strcmp(type->valuestring, "item_reference") == 0;
 }
 
-/* Finds a stored item; `tree` gets it. */
+/* Finds a stored item and parses it into `tree`. */
 static int find_item(struct oai_rewrite *w, const cJSON *item, const char *path, size_t *effort,
                      cJSON **tree) {
     const struct oai_rules *rules = w->r->rules;
@@ -314,7 +314,7 @@ static int find_item(struct oai_rewrite *w, const cJSON *item, const char *path,
     return rc;
 }
 
-/* Copies the list with stored items in the places of references to them. */
+/* Copies the list, with stored items in place of the references to them. */
 static int resolve(struct oai_rewrite *w, const cJSON *input, cJSON *list) {
     size_t effort = REFERENCE_BYTES_MAX;
     char path[OAI_PATH];
@@ -390,7 +390,7 @@ static int add_function(struct oai_rewrite *w, const cJSON *tool, const char *sp
     return 0;
 }
 
-/* Describes a custom tool with its grammar, which no schema says. */
+/* Adds a custom tool's grammar to its description, because no schema expresses it. */
 static int put_description(struct oai_rewrite *w, cJSON *function, const cJSON *tool,
                            const char *path, const char *grammar) {
     const char *text = "";
@@ -459,7 +459,7 @@ static int read_custom_format(struct oai_rewrite *w, const cJSON *tool, const ch
     return 0;
 }
 
-/* The model sees a custom tool as a function whose only argument is the text. */
+/* Adds a custom tool: the model sees a function whose only argument is the text. */
 static int add_custom(struct oai_rewrite *w, const cJSON *tool, const char *space,
                       const char *path) {
     struct oai_tool_origin origin = {.space = space, .is_text = true};
@@ -531,8 +531,8 @@ static int read_choice(struct oai_rewrite *w) {
 
 /* --- the shape of the answer --- */
 
-/* The members of a format {"type": "json_schema", "name", "schema", "strict"} are those of a chat's
- * response_format.json_schema. */
+/* Reads a format {"type": "json_schema", "name", "schema", "strict"}, whose members are those of a
+ * chat's response_format.json_schema. */
 static int read_format(struct oai_rewrite *w, const cJSON *format) {
     const cJSON *type = json_get(format, "type");
     bool schema = cJSON_IsString(type) && strcmp(type->valuestring, "json_schema") == 0;
@@ -541,7 +541,7 @@ static int read_format(struct oai_rewrite *w, const cJSON *format) {
     return oai_rewrite_schema(w, format);
 }
 
-/* Reads `text`. Its verbosity is a wish that no template knows. */
+/* Reads `text`. No template knows its verbosity, so that has no effect. */
 static int read_text(struct oai_rewrite *w) {
     const cJSON *text = json_get(w->body, "text"), *verbosity = json_get(text, "verbosity");
     if (!text) return 0;
@@ -552,7 +552,7 @@ static int read_text(struct oai_rewrite *w) {
 }
 
 /* Reads `include`: log-probabilities. Encrypted reasoning, and parts of the results of tools that
- * keepd does not run, are never there. */
+ * keepd does not run, never exist. */
 static int read_include(struct oai_rewrite *w) {
     static const char scores[] = "message.output_text.logprobs";
     const cJSON *list = json_get(w->body, "include"), *node;
@@ -648,7 +648,7 @@ static int read_metadata(struct oai_rewrite *w) {
     return 0;
 }
 
-/* Checks the members that have no other bound: the answer repeats them. */
+/* Checks the members that have no other bound, because the answer repeats them. */
 static int check_repeated(struct oai_rewrite *w) {
     static const char *const ids[] = {"safety_identifier", "user", "prompt_cache_key"};
     for (size_t i = 0; i < sizeof ids / sizeof *ids; i++) {
@@ -711,7 +711,7 @@ static int read_owner(struct oai_rewrite *w) {
     return w->r->out->owner.salt ? 0 : oai_no_memory(w->r);
 }
 
-/* Reads `background`: the response is asked for later, so it must be stored. */
+/* Reads `background`. The client asks for the response later, so it must be stored. */
 static int read_background(struct oai_rewrite *w) {
     struct oai_request *out = w->r->out;
     if (oai_get_bool(w->r, NULL, w->body, "background", &out->background)) return -1;

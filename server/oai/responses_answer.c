@@ -41,7 +41,7 @@ static void write_scores(struct buf *out, const struct oai_answer *answer, uint3
     oai_render_token_logprobs(out, answer, 0, begin, end);
 }
 
-/* Writes the one part of a thought or a text. `text`: NULL = nothing yet. */
+/* Writes the only part of a thought or a text. `text`: NULL = it is still empty. */
 static void write_part(struct buf *out, const struct oai_answer *answer,
                        const struct oai_items *items, const struct buf *text) {
     static const struct buf nothing = {0};
@@ -62,10 +62,10 @@ static cJSON *parse_arguments(const char *text, size_t size) {
     return json_parse(text, size, &limits, &tree, &fault) ? NULL : tree;
 }
 
-/* Parses the arguments of a call of a custom tool. Those that were cut in the input are closed
- * behind their last whole character. NULL: they have another form. */
+/* Parses the arguments of a call of a custom tool. If they were cut inside the input, they are
+ * closed after their last whole character. NULL: they have another form. */
 static cJSON *parse_custom(const struct buf *text) {
-    enum { CHARACTER_MAX = 12 }; /* bytes of an escaped one */
+    enum { CHARACTER_MAX = 12 }; /* bytes of an escaped character */
     cJSON *tree = parse_arguments(text->data, text->size);
     struct buf closed;
     for (size_t cut = 0; !tree && cut < CHARACTER_MAX && cut < text->size; cut++) {
@@ -221,7 +221,7 @@ static void write_answer(struct buf *out, const struct oai_answer *answer) {
     write_response(out, answer, is_cut(answer) ? INCOMPLETE : COMPLETED, NULL);
 }
 
-/* The tokens that the model read and wrote. */
+/* Adds the tokens that the model read and wrote. */
 static void add_tokens(struct buf *out, const struct oai_answer *answer) {
     const struct engine_request *request = &oai_job_of(answer, 0)->request;
     const struct engine_choice *choice = oai_choice_of(answer, 0);
@@ -236,9 +236,8 @@ static void write_unfinished(struct buf *out, const struct oai_answer *answer, b
     write_response(out, answer, status, NULL);
 }
 
-/* Stores the response. If there is no room it cannot be continued, but its client is still
- * answered. One that failed or was cancelled has no output.
- */
+/* Stores the response. If there is no room, it cannot be continued, but its client still gets the
+ * answer. A response that failed or was cancelled has no output. */
 static bool keep(const struct oai_answer *answer, const struct oai_error *error) {
     const struct oai_request *request = answer->request;
     bool ended = !answer->cancelled && !error;
@@ -278,7 +277,7 @@ static bool keep(const struct oai_answer *answer, const struct oai_error *error)
 
 /* --- streams --- */
 
-/* Ends with the comma before the event's own members. */
+/* Begins an event and ends with the comma before its own members. */
 static void begin_event(struct oai_events *events, const char *type) {
     buf_fmt(&events->out, "event: %s\ndata: {\"type\":\"%s\",\"sequence_number\":%" PRIu64 ",",
             type, type, events->sequence++);
@@ -296,7 +295,7 @@ static void write_state(struct oai_events *events, const char *type, enum status
     end_event(events);
 }
 
-/* "output_index" and, for a part of an item, "item_id" and "content_index" */
+/* Writes "output_index" and, for a part of an item, "item_id" and "content_index". */
 static void begin_item_event(struct oai_events *events, const char *type, bool part) {
     const struct oai_items *items = &events->items;
     begin_event(events, type);
@@ -307,7 +306,7 @@ static void begin_item_event(struct oai_events *events, const char *type, bool p
     if (items->kind != OAI_ITEM_CALL) buf_str(&events->out, ",\"content_index\":0");
 }
 
-/* The types of an item's events. */
+/* The types of the events of each kind of item. */
 static const struct {
     const char *more, *done, *text;
 } types[] = {

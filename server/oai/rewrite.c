@@ -38,7 +38,7 @@ static int put_text(struct oai_rewrite *w, cJSON *object, const char *name, cons
     return put(w, object, name, cJSON_CreateString(text));
 }
 
-/* Links a node of another tree, which outlives this one. */
+/* Adds a reference to a node of another tree, which outlives this one. */
 static int link_node(struct oai_rewrite *w, cJSON *object, const char *name, const cJSON *node) {
     if (!node) return 0;
     return cJSON_AddItemReferenceToObject(object, name, (cJSON *)(uintptr_t)node)
@@ -85,7 +85,7 @@ int oai_rewrite_open(struct oai_rewrite *w, struct oai_reader *r) {
 
 /* --- tools --- */
 
-/* Returns the number of tools, those within tools included. */
+/* Returns the number of tools, including those inside of other tools. */
 static int count_tools(const cJSON *tools) {
     const cJSON *tool;
     int count = 0;
@@ -125,7 +125,8 @@ static bool is_known(const struct oai_rewrite *w, const char *name) {
     return false;
 }
 
-/* The model's name of a tool: the client's; behind its namespace if another tool has that. */
+/* Chooses the name by which the model knows a tool: the client's name, with the namespace in front
+ * if another tool has that name. */
 static const char *choose_name(const struct oai_rewrite *w, const struct oai_tool_origin *tool) {
     if (!tool->space || !is_known(w, tool->name)) return tool->name;
     size_t size = strlen(tool->space) + strlen(tool->name) + 3;
@@ -177,7 +178,7 @@ const char *oai_rewrite_name(const struct oai_rewrite *w, const char *space, con
     return name;
 }
 
-#define LEFT_OUT_MAX 64 /* types that are noted; later ones are not */
+#define LEFT_OUT_MAX 64 /* types of tools that are logged; later ones are not */
 
 void oai_rewrite_leave_out(const char *type) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -294,7 +295,7 @@ int oai_rewrite_result(struct oai_rewrite *w, const char *call, const char *text
     return put_text(w, message, "content", text);
 }
 
-/* Opens a message to which only parts are added. */
+/* Opens a message of the assistant, to which parts are added. */
 static int open_answer(struct oai_rewrite *w) {
     cJSON *message = add_message(w, "assistant");
     w->open = message;
@@ -309,8 +310,8 @@ static int begin_text(struct oai_rewrite *w, struct oai_joined *joined, const ch
     return 0;
 }
 
-/* The memory grows by doubling: joining n bytes takes time in proportion to n, however many parts
- * there are. */
+/* Makes room for more text. The memory doubles, so joining n bytes takes time in proportion to n,
+ * however many parts there are. */
 static bool reserve_text(struct oai_joined *joined, size_t more) {
     size_t needed = joined->size + more + 1, room = joined->room;
     if (needed > TEXT_BYTES_MAX) return false;
@@ -329,7 +330,7 @@ static void append_text(struct oai_joined *joined, const char *text, size_t size
     joined->node->valuestring[joined->size] = '\0';
 }
 
-/* Adds text to a member, behind the text that it has and `between`. */
+/* Adds text to a member, after the text that it has and `between`. */
 static int add_text(struct oai_rewrite *w, struct oai_joined *joined, const char *name,
                     const char *between, const char *text) {
     size_t gap = joined->node ? strlen(between) : 0, size = strlen(text);
@@ -348,7 +349,8 @@ int oai_rewrite_thought(struct oai_rewrite *w, const char *text) {
     return 0;
 }
 
-/* Text behind calls joins the text before them, as in the messages of chats. */
+/* Adds text to the assistant's message. Text after calls joins the text before them, as in the
+ * messages of chats. */
 int oai_rewrite_answer(struct oai_rewrite *w, const char *text) {
     bool joins = w->open && (w->whole || !w->speaks || w->calls);
     if ((!joins && open_answer(w)) ||
@@ -373,7 +375,7 @@ int oai_rewrite_call(struct oai_rewrite *w, const char *id, const char *name,
     function = cJSON_AddObjectToObject(call, "function");
     if (!function) return oai_no_memory(w->r);
     if (put_text(w, function, "name", name)) return -1;
-    /* a copy: the tree of a stored response goes before the chat */
+    /* a copy, because the tree of a stored response is freed before the chat */
     cJSON *copy = arguments ? cJSON_Duplicate(arguments, true) : cJSON_CreateObject();
     return put(w, function, "arguments", copy);
 }

@@ -14,7 +14,8 @@ struct engine_sampling oai_default_sampling(const struct engine_info *info) {
     return engine_choose_sampling(openai, &info->sampling);
 }
 
-/* request > the server's options > the model's files > OpenAI */
+/* Presets the sampling: the server's options, else the model's files, else OpenAI's values. The
+ * request's fields replace them later. */
 void oai_preset_sampling(struct oai_reader *r) {
     const struct engine_sampling sampling = oai_default_sampling(r->rules->info);
     r->out->sampling = (struct engine_request){
@@ -101,7 +102,7 @@ static int read_numbers(struct oai_reader *r) {
     return 0;
 }
 
-/* Reads how many tokens may be guessed in a step: a number, or "auto" and "off", true and false. */
+/* Reads how many tokens may be guessed in a step: a number, "auto", "off", true or false. */
 static int read_speculate(struct oai_reader *r) {
     const cJSON *node = json_get(r->body, "speculate");
     const char *word = cJSON_IsString(node) ? node->valuestring : "";
@@ -118,8 +119,8 @@ static int read_speculate(struct oai_reader *r) {
     return 0;
 }
 
-/* Reads how many tokens the model may think, by the names of vLLM, SDKs, OpenRouter and Anthropic.
- * The first one counts. */
+/* Reads how many tokens the model may spend on thoughts, by the names of vLLM, SDKs, OpenRouter and
+ * Anthropic. The first one that is present counts. */
 static int read_think_budget(struct oai_reader *r) {
     static const char *const names[][2] = {{NULL, "thinking_token_budget"},
                                            {NULL, "max_thinking_tokens"},
@@ -165,7 +166,7 @@ static int add_text_bias(const struct oai_reader *r, struct biases *biases, cons
     return 0;
 }
 
-/* Reads a bias; false is llama.cpp's word for never. */
+/* Reads a bias; false is llama.cpp's word for "never". */
 static int read_bias_value(const struct oai_reader *r, const cJSON *node, const char *field,
                            float *bias) {
     *bias = -100;
@@ -270,7 +271,7 @@ static int read_samplers(struct oai_reader *r) {
 
 /* --- ends of an answer --- */
 
-/* `left`: 1 + the bytes that the strings may still have. */
+/* Adds a stop string. `left`: 1 + the bytes that the strings may still have. */
 static int add_stop(struct oai_reader *r, struct engine_stop *stops, const cJSON *node,
                     const char *field, size_t *left) {
     if (!cJSON_IsString(node))
@@ -326,8 +327,8 @@ static int read_stop_ids(struct oai_reader *r) {
     return 0;
 }
 
-/* Reads the limit by OpenAI's two names or llama.cpp's; 0 asks only for the prompt's scores, -1 for
- * all that the context leaves. */
+/* Reads the limit by OpenAI's two names or llama.cpp's. 0 asks for the prompt's scores only, -1 for
+ * as many tokens as the context leaves. */
 static int read_max_tokens(struct oai_reader *r) {
     static const char *const names[] = {"max_tokens", "max_completion_tokens", "n_predict"};
     struct oai_request *out = r->out;
@@ -358,8 +359,8 @@ static int read_max_tokens(struct oai_reader *r) {
 
 /* --- contents of an answer --- */
 
-/* Reads the number of alternatives. Those of an echoed prompt are the answer's or the prompt's own:
- * the engine keeps the larger number. */
+/* Reads the number of alternatives. For an echoed prompt this is the answer's number or the
+ * prompt's own; the engine keeps the larger one. */
 static int read_logprobs(struct oai_reader *r) {
     struct oai_request *out = r->out;
     if (oai_get_alternatives(r, r->body, "prompt_logprobs", &out->prompt_logprobs)) return -1;
@@ -371,7 +372,8 @@ static int read_logprobs(struct oai_reader *r) {
     return 0;
 }
 
-/* Reads what the answer shows, and truncate_prompt_tokens: -1 keeps what leaves room for it. */
+/* Reads what the answer shows, and truncate_prompt_tokens, of which -1 keeps as many tokens as
+ * leave room for the answer. */
 static int read_shape(struct oai_reader *r) {
     struct oai_request *out = r->out;
     if (oai_get_int(r, NULL, r->body, "truncate_prompt_tokens", -1, INT32_MAX, &out->truncate) ||

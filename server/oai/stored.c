@@ -60,7 +60,7 @@ static void write_text_part(struct buf *out, const char *type, const cJSON *text
     buf_char(out, '}');
 }
 
-/* Writes a part as `type`. One that is not text is stored as the text that replaced it in the
+/* Writes a part as `type`. For a part that is not text, the text is stored that replaced it in the
  * prompt. */
 static void write_part(struct buf *out, const char *type, const cJSON *part) {
     const cJSON *own = json_get(part, "type"), *text = json_get(part, "text");
@@ -83,8 +83,8 @@ static const char *part_type(const cJSON *item, const struct item_type *type) {
     return is_word(json_get(item, "role"), "assistant") ? "output_text" : "input_text";
 }
 
-/* Writes a string, or an array of parts of type `as`. The content of a message or a thought is
- * always such an array, which clients expect of a stored item. */
+/* Writes a string, or an array of parts of type `as`. Clients expect that the content of a stored
+ * message or thought is always an array of parts. */
 static void write_value(struct buf *out, const cJSON *value, const char *as) {
     const cJSON *part;
     bool content = strcmp(value->string, "content") == 0;
@@ -144,8 +144,8 @@ void oai_store_items(struct buf *out, const cJSON *list, int *place) {
 
 /* ---- Pages ---- */
 
-/* Pages are made on the loop thread and an item list may have megabytes, so the list is scanned for
- * the ends of its items and not parsed. It was written by oai_store_items. */
+/* A list of items in its text. Pages are made on the loop thread, and a list may have megabytes; so
+ * it is scanned for the ends of its items and not parsed. oai_store_items wrote it. */
 struct span {
     size_t at, size;
 };
@@ -158,7 +158,7 @@ struct item_list {
 
 enum { ID_AT = 6 }; /* an item begins with {"id": */
 
-/* Returns the end of the value at `at`: the comma behind it, or `end`. */
+/* Returns the end of the value at `at`: the comma after it, or `end`. */
 static size_t value_end(const char *text, size_t at, size_t end) {
     bool quoted = false;
     int depth = 0;
@@ -183,14 +183,15 @@ static void find_items(struct buf *spans, const char *text, size_t size) {
     }
 }
 
-/* An item's id in quotes: the first member. */
+/* Returns an item's id in quotes; it is the first member. */
 static struct span id_of(const struct item_list *list, int i) {
     const struct span *item = &list->items[i];
     size_t at = item->at + ID_AT;
     return (struct span){at, value_end(list->text, at, item->at + item->size) - at};
 }
 
-/* An item begins with its id, and no object in it does. In a string, quotes are escaped. */
+/* Finds an item: only an item begins with an id, no object inside it does, and quotes in strings
+ * are escaped. */
 size_t oai_find_stored_item(const char *items, size_t size, const char *id, size_t *at) {
     struct buf begin;
     size_t found = 0;

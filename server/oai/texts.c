@@ -6,7 +6,7 @@
 
 /* --- requests --- */
 
-/* Reads llama.cpp's name of the prompt; special tokens are added only on request. */
+/* Reads the prompt under llama.cpp's name; special tokens are added only on request. */
 static int read_content(struct oai_reader *r) {
     struct oai_request *out = r->out;
     struct oai_prompt *prompt = arena_alloc(r->arena, 1, sizeof *prompt);
@@ -107,7 +107,7 @@ static void write_text(struct buf *out, const struct engine *engine, const struc
     buf_close(&text);
 }
 
-/* vLLM's name and llama.cpp's. */
+/* Writes the text under vLLM's name and llama.cpp's. */
 static void write_detokenized(struct buf *out, const struct engine *engine,
                               const struct oai_request *request, const struct engine_ids *ids) {
     (void)request;

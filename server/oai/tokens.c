@@ -1,4 +1,4 @@
-/* Tokens that keepd looks for in a model's vocabulary. */
+/* Finds tokens in a model's vocabulary. */
 #include <string.h>
 
 #include "server/oai/fields.h"
@@ -33,7 +33,7 @@ struct oai_fim oai_find_fim(const struct engine *engine) {
     return (struct oai_fim){0};
 }
 
-/* A place in a text of tokens: token `at`, of which `byte` bytes are behind. */
+/* A place in a text of tokens: `byte` bytes of token `at` lie before it. */
 struct place {
     const int32_t *ids;
     size_t count, at, byte;
@@ -51,7 +51,8 @@ static void move(struct place *p, size_t bytes, bool whole) {
     p->at += whole;
 }
 
-/* Moves both places past the bytes that their next tokens have in common. false: there are none. */
+/* Moves both places past the bytes that their next tokens have in common. false: they have none in
+ * common. */
 static bool step(const struct engine *engine, struct place *a, struct place *b) {
     const char *left = "", *right = "";
     if (a->at == a->count || b->at == b->count) return false;

@@ -68,17 +68,17 @@ static bool begins_tool(const struct tool_set *tools, const struct cursor *c,
     return false;
 }
 
-/* The beginning of a call as far as it is read. */
+/* The beginning of a call, as far as it was read. */
 struct head {
     struct span name;
     enum { NO_ARGUMENTS, OBJECT, STRING, EMPTY, TAGS } form;
-    size_t arguments; /* where they begin: at the brace, behind the quote; EMPTY: where they end */
-    bool whole;       /* name and arguments have begun */
-    bool parameters;  /* the member of the arguments has this name */
+    size_t arguments; /* where they begin: at the brace, after the quote; EMPTY: where they end */
+    bool whole;       /* the name was read, and the arguments have begun */
+    bool parameters;  /* the arguments are called "parameters" */
     bool fenced, listed; /* hermes: the object stands in a fence, in a list */
 };
 
-/* Matches the place of missing arguments: the object ends, or goes on with another member. */
+/* Matches missing arguments: the object ends, or goes on with another member. */
 static enum match match_empty(struct cursor *c, struct head *head) {
     enum match match = match_mark(c, "}");
     if (match == MATCH_NO) match = match_word(c, ",");
@@ -88,7 +88,7 @@ static enum match match_empty(struct cursor *c, struct head *head) {
     return match;
 }
 
-/* Matches what follows the quote: an object, or nothing. */
+/* Matches the text after the quote: an object, or nothing. */
 static enum match match_string_arguments(struct cursor *c, struct head *head) {
     head->arguments = c->at;
     head->form = STRING;
@@ -99,8 +99,8 @@ static enum match match_string_arguments(struct cursor *c, struct head *head) {
     return match;
 }
 
-/* Matches arguments. Leaves the cursor at the value's beginning, or behind a value that is empty.
- */
+/* Matches arguments. Leaves the cursor at the beginning of the value, or after a value that is
+ * empty. */
 static enum match match_arguments(struct cursor *c, struct head *head) {
     enum match match = match_mark(c, "{");
     if (match == MATCH_YES) {
@@ -124,7 +124,7 @@ static enum match skip_object(struct cursor *c) {
     return MATCH_MORE;
 }
 
-/* Moves behind the closing quote. */
+/* Moves past the closing quote. */
 static enum match skip_string(struct cursor *c) {
     for (; c->at < c->end; c->at++) {
         if (c->text[c->at] == '"') return c->at++, MATCH_YES;
@@ -133,13 +133,13 @@ static enum match skip_string(struct cursor *c) {
     return MATCH_MORE;
 }
 
-/* Skips arguments that stand before the name; they are read once the name is known. */
+/* Skips arguments that stand before the name; they are read when the name is known. */
 static enum match skip_arguments(struct cursor *c, const struct head *head) {
     if (head->form == OBJECT) return skip_object(c);
     return head->form == STRING ? skip_string(c) : MATCH_YES;
 }
 
-/* Matches "key": "value" or "arguments": ... */
+/* Matches one member, "key": "value" or "arguments": ... */
 static enum match match_member(const struct tool_set *tools, struct cursor *c, struct head *head) {
     struct span key, value;
     enum match match = match_string(c, &key);
@@ -160,7 +160,7 @@ static enum match match_member(const struct tool_set *tools, struct cursor *c, s
     return is_tool(tools, c, &value) ? MATCH_YES : MATCH_NO;
 }
 
-/* Matches {"name": "f", "arguments": {, with other strings before it, such as Llama's "type":
+/* Matches {"name": "f", "arguments": {, with other members before it, such as Llama's "type":
  * "function". */
 static enum match match_head(const struct tool_set *tools, struct cursor *c, struct head *head) {
     enum match match = match_mark(c, "{");
@@ -176,8 +176,8 @@ static enum match match_head(const struct tool_set *tools, struct cursor *c, str
     return match;
 }
 
-/* Moves behind what separates a call from what stands before it: one line break behind text,
- * otherwise any white space. */
+/* Moves past the separator in front of a call: one line break after text, otherwise any white
+ * space. */
 static void skip_separator(struct cursor *c, bool first) {
     if (first)
         skip_blank(c);
@@ -185,7 +185,7 @@ static void skip_separator(struct cursor *c, bool first) {
         c->at++;
 }
 
-/* Matches the tags in front of an object. Behind a call of the same section there are none, but
+/* Matches the tags in front of an object. After a call of the same section there are none, but
  * there may be a comma. */
 static enum match match_tags(const struct tool_reader *r, struct cursor *c, bool first) {
     struct tool_mark marks[TOOL_MARKS_MAX];
@@ -203,9 +203,9 @@ static enum match match_tags(const struct tool_reader *r, struct cursor *c, bool
     return match;
 }
 
-/* Matches the object of a call without tags, at the beginning of a line: alone, in a list, in a
- * fence. Any object may have a name, so it has arguments, too, and by this word: a tool that is
- * described has parameters. */
+/* Matches the object of a call without tags, at the beginning of a line: alone, in a list, or in a
+ * fence. Any object may have a name, so it must also have "arguments"; a description of a tool has
+ * "parameters". */
 static enum match match_bare(const struct tool_reader *r, struct cursor *c, bool first,
                              struct head *head) {
     if (first)
@@ -228,7 +228,7 @@ static enum match match_bare(const struct tool_reader *r, struct cursor *c, bool
     return match == MATCH_YES && (head->form == EMPTY || head->parameters) ? MATCH_NO : match;
 }
 
-/* Matches a call whose tag may be missing: one that is a special token leaves no text. */
+/* Matches a call whose tag may be missing: a tag that is a special token leaves no text. */
 static enum match match_llama3(const struct tool_reader *r, struct cursor *c) {
     if (r->calls) {
         enum match match = match_mark(c, ";");
@@ -254,7 +254,7 @@ static enum match match_named(const struct tool_set *tools, struct cursor *c, st
     return match;
 }
 
-/* Matches a call with its tag, with the list's bracket, or, where nothing was said before, with
+/* Matches a call with its tag, with the bracket of the list or, if nothing was said before, with
  * neither. */
 static enum match match_mistral(const struct tool_reader *r, struct cursor *c, bool first,
                                 struct head *head) {
@@ -271,7 +271,7 @@ static enum match match_mistral(const struct tool_reader *r, struct cursor *c, b
     return match_head(r->tools, c, head);
 }
 
-/* Matches the marks in front of a name. Models leave out all but the last now and then. `inside`: a
+/* Matches the marks in front of a name. Models sometimes leave out all but the last. `inside`: a
  * call of the same section stands before it. */
 static enum match match_opens(const struct tool_form *form, struct cursor *c, bool inside) {
     struct tool_mark marks[TOOL_MARKS_MAX];
@@ -293,7 +293,7 @@ static enum match match_opens(const struct tool_form *form, struct cursor *c, bo
     return match;
 }
 
-/* Matches the marks behind a name. Where there are none, something must end it. */
+/* Matches the marks after a name. If a form has none, something must end the name. */
 static enum match match_behind_name(const struct tool_form *form, struct cursor *c) {
     struct tool_mark marks[TOOL_MARKS_MAX];
     enum match match = MATCH_YES;
@@ -327,7 +327,7 @@ static enum match match_marked(const struct tool_set *tools, struct cursor *c, b
     return match;
 }
 
-/* `depth`: as of may_open. */
+/* Matches a call. `depth`: see may_open. */
 static enum match match_call(const struct tool_reader *r, struct cursor *c, bool first,
                              uint32_t depth, struct head *head) {
     if (r->tools->form->shape == TOOL_SHAPE_NAMED)
@@ -355,7 +355,7 @@ static enum match match_opening(const struct tool_reader *r, struct cursor *c, b
     return match == MATCH_MORE && cut ? MATCH_NO : match;
 }
 
-/* May a mark in front of a name begin with this byte? */
+/* Returns whether a mark in front of a name may begin with this byte. */
 static bool begins_mark(const struct tool_form *form, char byte) {
     struct tool_mark marks[TOOL_MARKS_MAX];
     int count = tool_form_opens(form, marks) - (form->shape == TOOL_SHAPE_TAGGED);
@@ -364,8 +364,8 @@ static bool begins_mark(const struct tool_form *form, char byte) {
     return false;
 }
 
-/* `depth`: brackets that are open in the text. A call of llama3 is an object of its own, not part
- * of another. */
+/* Returns whether a call may begin with this byte. `depth`: brackets that are open in the text. A
+ * call of llama3 is an object of its own, not part of another. */
 static bool may_open(const struct tool_reader *r, char byte, bool first, uint32_t depth) {
     if (r->tools->form->shape == TOOL_SHAPE_CHANNELS) return false;
     if (r->tools->form->shape == TOOL_SHAPE_BARE) return first || (byte == '{' && !depth);
@@ -415,8 +415,8 @@ static void end_call(struct tool_reader *r, size_t at) {
     r->phase = TOOL_IN_TEXT;
 }
 
-/* Returns whether the held text is a separator between calls, which is dropped if no call follows.
- */
+/* Returns whether the text that was held back is a separator between calls, which is dropped if no
+ * call follows. */
 static bool is_separator(const struct tool_reader *r, const char *text, size_t end) {
     char separator = r->tools->form->shape == TOOL_SHAPE_BARE     ? ';'
                      : r->tools->form->shape == TOOL_SHAPE_LISTED ? ','
@@ -470,8 +470,8 @@ static struct tool_piece next_in_arguments(struct tool_reader *r, const char *te
 static struct tool_piece next_in_tail(struct tool_reader *r, const char *text, size_t end,
                                       bool last);
 
-/* Finds the mark that ends a call whose arguments are no JSON: a tag, or the fence in which an
- * object without one stands. Returns how many marks it closes; 0: nothing ends it. */
+/* Finds the mark that ends a call whose arguments are not JSON: a tag, or the fence around an
+ * object without a tag. Returns how many marks it closes; 0: nothing ends the call. */
 static int end_of_rest(const struct tool_reader *r, struct tool_mark *mark) {
     struct tool_mark marks[TOOL_MARKS_MAX];
     *mark = (struct tool_mark){FENCE, sizeof FENCE - 1};
@@ -485,7 +485,7 @@ static int end_of_rest(const struct tool_reader *r, struct tool_mark *mark) {
     return 0;
 }
 
-/* Returns arguments that are not JSON, up to what ends the call or to the end. */
+/* Returns arguments that are not JSON, up to the end of the call or of the text. */
 static struct tool_piece next_in_rest(struct tool_reader *r, const char *text, size_t end,
                                       bool last) {
     struct tool_mark mark;
@@ -506,7 +506,7 @@ static struct tool_piece next_in_rest(struct tool_reader *r, const char *text, s
     return at > r->at ? give(r, TOOL_ARGUMENTS, at) : more();
 }
 
-/* Reads the end of a list of calls, where there is one. */
+/* Reads the end of a list of calls, if it is there. */
 static struct tool_piece next_in_list(struct tool_reader *r, const char *text, size_t end,
                                       bool last) {
     while (r->at < end &&
@@ -517,7 +517,8 @@ static struct tool_piece next_in_list(struct tool_reader *r, const char *text, s
     return next_in_text(r, text, end, last);
 }
 
-/* Reads what follows an object in a list: a comma, or the list's end. MORE: that has not come. */
+/* Reads what follows an object in a list: a comma, or the end of the list. MORE: it has not come
+ * yet. */
 static enum match leave_list(struct tool_reader *r, const char *text, size_t end) {
     struct cursor c = {text, r->at, end};
     skip_blank(&c);
@@ -538,12 +539,12 @@ static enum match leave_fence(struct tool_reader *r, const char *text, size_t en
     return match;
 }
 
-/* Moves behind the marks that end a call, of which any may be missing. NO: all have been tried. */
+/* Moves past the marks that end a call, any of which may be missing. NO: all have been tried. */
 static enum match skip_closes(struct tool_reader *r, const char *text, size_t end) {
     struct tool_mark marks[TOOL_MARKS_MAX];
     bool object = r->tools->form->shape == TOOL_SHAPE_TAGGED;
     int count = tool_form_closes(r->tools->form, marks);
-    /* Arguments that are tags or no JSON ended at the last mark. */
+    /* arguments that are tags, or not JSON, ended at the last mark */
     if (count > 0 && r->closed >= count) r->inside = false;
     for (; r->closed < count; r->closed++) {
         struct cursor c = {text, r->at, end};
@@ -582,8 +583,8 @@ static struct tool_piece next_in_tail(struct tool_reader *r, const char *text, s
     return next_in_text(r, text, end, last);
 }
 
-/* Reads from the end of the arguments to that of the call's object. Bytes that are not JSON, or too
- * many to hold back, belong to the text behind the call. */
+/* Reads the object of a call after its arguments, up to its end. Bytes that are not JSON, or are
+ * too many to hold back, belong to the text after the call. */
 static struct tool_piece next_in_members(struct tool_reader *r, const char *text, size_t end,
                                          bool last) {
     struct tool_json json = tool_json_behind_member();
@@ -602,7 +603,8 @@ static struct tool_piece next_in_members(struct tool_reader *r, const char *text
     return next_in_text(r, text, end, last);
 }
 
-/* Returns the value of the four digits at `at`; -1: some are missing or are not digits. */
+/* Returns the value of the four hexadecimal digits at `at`; -1: some are missing, or are not
+ * digits. */
 static int32_t hex_at(const char *text, size_t at, size_t end) {
     int32_t value = 0;
     if (end - at < 4) return -1;
@@ -615,7 +617,8 @@ static int32_t hex_at(const char *text, size_t at, size_t end) {
     return value;
 }
 
-/* Decodes \\uXXXX, or two of them for one character; half a pair is U+FFFD. MORE: it may go on. */
+/* Decodes \\uXXXX, or two of them for one character; half of a pair is U+FFFD. MORE: the text may
+ * go on. */
 static enum match decode_unicode(struct cursor *c, bool last, struct tool_piece *out) {
     if (c->end - c->at < 6 && !last) return MATCH_MORE;
     int32_t high = hex_at(c->text, c->at + 2, c->end), low = -1;
@@ -638,7 +641,7 @@ static enum match decode_unicode(struct cursor *c, bool last, struct tool_piece 
     return MATCH_YES;
 }
 
-/* Decodes the escape at the cursor. An unknown one stands for itself. */
+/* Decodes the escape at the cursor. An unknown escape stands for itself. */
 static enum match decode_escape(struct cursor *c, bool last, struct tool_piece *out) {
     static const char named[] = "bfnrt", values[] = "\b\f\n\r\t";
     char letter = c->at + 1 < c->end ? c->text[c->at + 1] : '\0';
@@ -659,8 +662,8 @@ static bool is_plain_escape(const char *text, size_t at, size_t end) {
     return at + 1 < end && text[at] == '\\' && strchr("\"\\/", text[at + 1]) && text[at + 1];
 }
 
-/* Returns arguments that are written as a string, decoded. Escaped quotes, which nearly every one
- * has, are given as parts of the text. */
+/* Returns arguments that are written as a string, decoded. Escaped quotes, which nearly every
+ * string has, are returned as parts of the text itself. */
 static struct tool_piece next_in_string(struct tool_reader *r, const char *text, size_t end,
                                         bool last) {
     size_t begin = r->at;

@@ -46,7 +46,7 @@
 
 /* Tools that a request lets the model call. */
 struct tool_set {
-    const struct tool_form *form; /* NULL: answers are not searched */
+    const struct tool_form *form; /* NULL: answers are not searched for calls */
     const char *const *names;
     int count;
     bool parallel; /* false: calls after the first are left out */
@@ -54,28 +54,28 @@ struct tool_set {
     const struct tool_parameter *const *parameters;
 };
 
-/* Zero but for `tools` before the first byte. */
+/* All zero except `tools` before the first byte. */
 struct tool_reader {
     const struct tool_set *tools; /* borrowed */
-    size_t at;                    /* text before this offset is done */
-    uint32_t calls;               /* begun */
-    bool spoken;                  /* text came since the beginning or since the last call */
-    uint32_t depth;               /* brackets that are open in that text */
+    size_t at;                    /* the text before this offset has been dealt with */
+    uint32_t calls;               /* calls that have begun */
+    bool spoken;                  /* there was text since the beginning, or since the last call */
+    uint32_t depth;               /* open brackets in that text */
     bool fenced, listed;          /* hermes: calls without tags stand in a fence, in a list */
     enum {
         TOOL_IN_TEXT,
         TOOL_IN_ARGUMENTS, /* an object */
-        TOOL_IN_STRING,    /* a string that holds one */
-        TOOL_IN_REST,      /* arguments that are no JSON */
+        TOOL_IN_STRING,    /* a string that holds an object */
+        TOOL_IN_REST,      /* arguments that are not JSON */
         TOOL_IN_BARE,
         TOOL_IN_TAGS,    /* arguments in tags: tool_tags.h */
-        TOOL_IN_MEMBERS, /* behind the arguments, in the call's object */
-        TOOL_IN_TAIL     /* behind the call's object */
+        TOOL_IN_MEMBERS, /* in the call's object, after the arguments */
+        TOOL_IN_TAIL     /* after the call's object */
     } phase;
     struct tool_json json;
     struct tool_tags tags;
-    bool inside; /* a call of a section has begun, which has not ended */
-    int closed;  /* marks behind the arguments that were looked for */
+    bool inside; /* a section of calls has begun and has not ended */
+    int closed;  /* marks after the arguments that were searched for */
 };
 
 /* Returns the next piece of text[at, end). Call it until it returns TOOL_MORE. `last`: the text
@@ -83,9 +83,9 @@ struct tool_reader {
  * must not change. */
 struct tool_piece tool_reader_next(struct tool_reader *reader, const char *text, size_t end,
                                    bool last);
-/* Continues with the text from `at`, after a text whose end was `last`. */
+/* Continues with the text from `at`, after a text whose end was passed as `last`. */
 void tool_reader_resume(struct tool_reader *reader, size_t at);
-/* harmony: a call begins at `at`; its end is tool_reader_resume's. false: calls after the first are
+/* Begins a call of harmony at `at`; tool_reader_resume ends it. false: calls after the first are
  * left out, and so is this one. */
 bool tool_reader_call(struct tool_reader *reader, size_t at);
 /* Returns whether there are calls and the last one is whole. */

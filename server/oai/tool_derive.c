@@ -1,5 +1,5 @@
-/* All texts of a form are found by comparison: what two calls have in common in front of their
- * names, what follows the first call and the last, and what an answer without calls has, too. */
+/* Finds the texts of a form by comparison: what two calls have in common in front of their names,
+ * what follows the first call and the last, and what an answer without calls has, too. */
 #include "server/oai/tool_derive.h"
 
 #include <stdio.h>
@@ -9,7 +9,7 @@
 #include "server/oai/tool_calls.h"
 #include "server/oai/tool_json.h"
 
-/* Words that no template holds. Ids have 9 characters, as some templates demand. */
+/* Words that no template contains. Ids have 9 characters, as some templates demand. */
 #define QUESTION "zqquestion"
 #define ANSWER   "zqanswer"
 #define FIRST    "zqfirst"
@@ -76,7 +76,7 @@ static const char tools_text[] =
     "\":{\"type\":\"string\",\"description\":\"d\"}},\"required\":[\"" KEY
     "\"]}}}],\"add_generation_prompt\":false,\"bos_token\":\"\",\"eos_token\":\"\"";
 
-/* Renders a question and an answer with as many calls, or with a text. */
+/* Renders a question and an answer, which has `calls` calls or, with 0, a text. */
 static const char *render_calls(tool_render *render, void *arg, int calls) {
     static const char call[] =
         "{\"id\":\"" ID "%d\",\"type\":\"function\",\"function\":{\"name\":\"%s\","
@@ -98,14 +98,14 @@ static const char *render_calls(tool_render *render, void *arg, int calls) {
 
 /* ---- Texts of the form ---- */
 
-/* Keeps a text, with TOOL_ANY in the place of ids. NULL: there is no room. */
+/* Stores a text, with TOOL_ANY in place of ids. NULL: no room. */
 static const char *keep_text(struct tool_derived *out, struct slice s) {
     char *begin = out->texts + out->used, *at = begin;
     if (s.size + 1 > sizeof out->texts - out->used) return NULL;
     for (size_t i = 0; i < s.size; i++) {
         if (s.size - i > sizeof ID - 1 && memcmp(s.text + i, ID, sizeof ID - 1) == 0) {
             *at++ = TOOL_ANY;
-            i += sizeof ID - 1; /* and the digit */
+            i += sizeof ID - 1; /* the digit, too */
         } else {
             *at++ = s.text[i];
         }
@@ -115,11 +115,11 @@ static const char *keep_text(struct tool_derived *out, struct slice s) {
     return begin;
 }
 
-/* Where a call's parts are in a text behind the question. */
+/* Where the parts of a call are in a rendered text, after the question. */
 struct found_call {
-    const char *name, *behind_name; /* the first byte, and the one behind the last */
+    const char *name, *behind_name; /* the first byte, and the one after the last */
     struct slice mark;              /* between the name and the arguments */
-    const char *end;                /* behind the arguments */
+    const char *end;                /* the byte after the arguments */
 };
 
 /* Finds arguments that are a JSON object. */
@@ -140,7 +140,7 @@ static bool find_json(struct found_call *call) {
     return false;
 }
 
-/* Divides what stands between a parameter's name and its value. */
+/* Divides the text between a parameter's name and its value. */
 static bool divide_middle(struct tool_derived *out, struct slice text, struct slice number) {
     struct constrain_tags *tags = &out->tags;
     size_t line = trailing_blanks(text), size = common_prefix(text, number);
@@ -198,7 +198,7 @@ static bool find_tags(struct tool_derived *out, struct found_call *call) {
     return tags->close && tags->after && tags->close[0] == '<';
 }
 
-/* Finds the first call behind the question. What another call has left is forgotten. */
+/* Finds the first call after the question. Results of an earlier search are cleared. */
 static bool find_call(struct tool_derived *out, const char *text, struct found_call *call) {
     out->form.tags = NULL;
     out->tags = (struct constrain_tags){0};
@@ -211,14 +211,14 @@ static bool find_call(struct tool_derived *out, const char *text, struct found_c
     return find_tags(out, call);
 }
 
-/* May a mark begin here? */
+/* Returns whether a mark may begin here. */
 static bool may_begin_mark(struct slice s, size_t at) {
     const char c = s.text[at];
     return at == 0 || tool_json_blank(c) || strchr("<[{", c) || strchr(">]};,", s.text[at - 1]);
 }
 
-/* Returns what stands behind the last mark of reasoning, such as </think>: templates may write an
- * empty one in front of calls. */
+/* Returns the text after the last mark of reasoning, such as </think>: templates may write an empty
+ * thought in front of calls. */
 static struct slice behind_reasoning(struct slice s) {
     size_t begin = 0;
     for (size_t i = 0; i + 5 < s.size; i++)
@@ -229,7 +229,7 @@ static struct slice behind_reasoning(struct slice s) {
     return slice_from(s, leading_blanks(s));
 }
 
-/* Returns what stands in front of the first name and not in front of an answer. */
+/* Returns the text in front of the first name that does not stand in front of an answer. */
 static struct slice find_lead(const char *text, const char *name, const char *plain) {
     struct slice lead = slice_of(text, name), other = slice_of(plain, strstr(plain, ANSWER));
     size_t same = common_prefix(lead, other);
@@ -238,7 +238,7 @@ static struct slice find_lead(const char *text, const char *name, const char *pl
     return behind_reasoning(slice_from(lead, same));
 }
 
-/* Returns what follows the last call and no answer. */
+/* Returns the text after the last call that does not follow an answer. */
 static struct slice find_tail(const char *end, const char *plain) {
     const char *answer = strstr(plain, ANSWER) + sizeof ANSWER - 1;
     struct slice tail = {end, strlen(end)}, turn = {answer, strlen(answer)};
@@ -247,7 +247,8 @@ static struct slice find_tail(const char *end, const char *plain) {
     return tail;
 }
 
-/* Keeps what stands between name and arguments. A digit in which two calls differ counts them. */
+/* Stores the text between name and arguments. If two calls differ in a digit, it is their number.
+ */
 static const char *keep_mark(struct tool_derived *out, struct slice mark, const char *second) {
     char text[512];
     if (mark.size >= sizeof text) return NULL;
@@ -259,14 +260,14 @@ static const char *keep_mark(struct tool_derived *out, struct slice mark, const 
     return keep_text(out, (struct slice){text, mark.size});
 }
 
-/* Is the mark an id and nothing else? It would be found where nothing stands. */
+/* Returns whether a mark is an id and nothing else: it would be found where nothing stands. */
 static bool is_id_alone(const struct tool_mark *mark) {
     for (size_t i = 0; i < mark->size; i++)
         if (mark->text[i] != TOOL_ANY) return false;
     return true;
 }
 
-/* Says how the form is read; false: it cannot be. */
+/* Finds how the form is read; false: it cannot be read. */
 static bool find_shape(struct tool_form *form) {
     struct tool_mark marks[TOOL_MARKS_MAX], closes[TOOL_MARKS_MAX];
     const size_t size = strlen(form->before);
@@ -284,7 +285,7 @@ static bool find_shape(struct tool_form *form) {
     return tool_mark_is_strong(&marks[count - 1]) || tool_mark_is_strong(&marks[0]);
 }
 
-/* Returns how much of a beginning has no half of a mark at its end. */
+/* Returns how many of the first `size` bytes end with a whole mark, not inside one. */
 static size_t whole_marks(struct slice s, size_t size) {
     for (size_t i = size; i > 0 && s.text[i - 1] != '>'; i--)
         if (s.text[i - 1] == '<') return i - 1;
@@ -298,8 +299,8 @@ static int strong_marks(const char *text, struct tool_mark marks[TOOL_MARKS_MAX]
     return strong;
 }
 
-/* Leaves out what closes more than was opened: the end of the turn, where templates write it
- * behind calls in another way than behind answers. Returns how many bytes. */
+/* Leaves out marks that close more than was opened: the end of the turn, if a template writes it
+ * differently after calls and after answers. Returns how many bytes. */
 static size_t cut_close(struct tool_derived *out, const char *open, const char *close) {
     struct tool_mark opens[TOOL_MARKS_MAX], closes[TOOL_MARKS_MAX];
     int count = strong_marks(open, opens);
@@ -311,8 +312,8 @@ static size_t cut_close(struct tool_derived *out, const char *open, const char *
     return cut;
 }
 
-/* Divides what stands in front of the first name, between two calls and behind the last. *cut:
- * bytes at the end of the last that are left out. */
+/* Divides the texts in front of the first name, between two calls and after the last one. *cut:
+ * bytes at the end of the last text that are left out. */
 static bool divide_calls(struct tool_derived *out, struct slice lead, struct slice next,
                          struct slice tail, size_t *cut) {
     struct tool_form *form = &out->form;
@@ -333,7 +334,7 @@ static bool divide_calls(struct tool_derived *out, struct slice lead, struct sli
     return true;
 }
 
-/* The same where the template shows one call only. */
+/* Divides the texts of a template that shows one call only. */
 static bool take_call(struct tool_derived *out, struct slice lead, struct slice tail, size_t *cut) {
     struct tool_form *form = &out->form;
     form->open = form->close = "";
@@ -347,7 +348,8 @@ static bool take_call(struct tool_derived *out, struct slice lead, struct slice 
 
 /* ---- Trial ---- */
 
-/* Have the tags marks, and the call an end? No id may stand in what is compared byte by byte. */
+/* Returns whether the tags have marks, and the call an end. Texts that are compared byte by byte
+ * must not contain ids. */
 static bool are_whole_tags(const struct tool_form *form) {
     const struct constrain_tags *tags = form->tags;
     struct tool_mark closes[TOOL_MARKS_MAX];
@@ -359,7 +361,7 @@ static bool are_whole_tags(const struct tool_form *form) {
            !memchr(closes[0].text, TOOL_ANY, closes[0].size);
 }
 
-/* Reads what a template has rendered, as an answer is read. Calls are written as
+/* Reads what a template has rendered in the way an answer is read, and writes the calls as
  * NAME{arguments}NAME{arguments}. false: there is text beside them, or no end. */
 static bool read_calls(const struct tool_form *form, struct slice text, struct buf *out) {
     static const char *const names[] = {FIRST, SECOND};
@@ -377,15 +379,15 @@ static bool read_calls(const struct tool_form *form, struct slice text, struct b
     return tool_reader_called(&reader);
 }
 
-/* Compares texts but for white space. */
+/* Compares texts except for white space. */
 static bool is_same_text(struct slice a, const char *b) {
     for (size_t i = 0; i < a.size; i++)
         if (!tool_json_blank(a.text[i]) && (!*b || a.text[i] != *b++)) return false;
     return *b == '\0';
 }
 
-/* Returns whether the form finds the calls that the template was given, and nothing beside them,
- * from their first mark to `behind` bytes before the end. */
+/* Returns whether the form finds the calls that the template was given, and nothing else, from
+ * their first mark to `behind` bytes before the end. */
 static bool finds_calls(const struct tool_form *form, const char *text, size_t behind,
                         const char *calls) {
     struct buf out;
@@ -413,7 +415,7 @@ bool tool_derive(tool_render *render, void *arg, struct tool_derived *out) {
     struct slice lead = find_lead(one, only.name, plain), tail = find_tail(only.end, plain);
     size_t behind = strlen(only.end) - tail.size, cut = 0;
     const char *second = NULL;
-    /* A template that writes one call in another form than two has no form that can be read. */
+    /* a template that writes one call and two in different forms has no form that can be read */
     if (two && (!find_call(out, two, &first) || tagged != (form->tags != NULL))) return false;
     if (two) second = strstr(first.end, SECOND);
     if (!second) {

@@ -1,9 +1,9 @@
-/* The form of calls of a chat template, read from what the template itself renders: a chat with one
- * call, one with two, and one with an answer. What stands around the names and the arguments are
- * the texts of the form (tool_form.h).
+/* Finds the form of calls of a chat template from what the template renders: a chat with one call,
+ * one with two, and one with an answer. The texts around the names and the arguments are those of
+ * the form (tool_form.h).
  *
- * Found are objects with "name" between tags, and names between marks whose arguments are JSON or
- * tags. Nothing is found where a template shows no calls, or writes them in another way. */
+ * It finds objects with "name" between tags, and names between marks whose arguments are JSON or
+ * tags. It finds nothing if a template shows no calls, or writes them in another way. */
 #ifndef KEEPD_SERVER_OAI_TOOL_DERIVE_H
 #define KEEPD_SERVER_OAI_TOOL_DERIVE_H
 
@@ -18,8 +18,8 @@ struct tool_derived {
     size_t used;
 };
 
-/* Renders a template for a context. Returns a text that stays valid until the next but two calls;
- * NULL: the template refuses it. */
+/* Renders a template for a context. The returned text stays valid during the next two calls. NULL:
+ * the template refuses the context. */
 typedef const char *tool_render(void *arg, const cJSON *context);
 
 /* Returns whether a form was found. */

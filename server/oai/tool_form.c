@@ -199,8 +199,8 @@ const char *tool_form_name(const struct tool_form *form) {
 
 /* ---- Templates ---- */
 
-/* {"name behind the tag. In a template's source a quote may be written \", a line break \n, and the
- * text may go on in another expression: " }} {{- '. */
+/* Returns whether {"name follows the tag. In a template's source a quote may be written \", a line
+ * break \n, and the text may go on in another expression: " }} {{- '. */
 static bool is_object_with_name(const char *at) {
     for (;; at++) {
         if (at[0] == '{' && strncmp(at + (at[1] == '\\' ? 2 : 1), "\"name", 5) == 0) return true;
@@ -225,7 +225,7 @@ static bool is_llama3(const char *source) {
            strstr(source, "{\\\"name\\\": function name, \\\"parameters\\\": ");
 }
 
-/* Words that a source has to hold, tried in this order. */
+/* Words that the source must contain, tried in this order. */
 static const struct tool_trace {
     enum tool_format format;
     bool (*is)(const char *source); /* NULL: the words decide */
@@ -271,7 +271,7 @@ static bool ends_mark(char before, char c) {
            ((before == ']' || before == '}') && c == '<');
 }
 
-/* Finds the next mark of *text and moves *text behind it. false: there is none. */
+/* Finds the next mark of *text and moves *text past it. false: there is none. */
 static bool next_mark(const char **text, struct tool_mark *mark) {
     const char *at = *text;
     while (is_blank_mark(*at)) at++;

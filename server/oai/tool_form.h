@@ -1,13 +1,13 @@
-/* The forms in which models write calls of tools: a row for each. What differs between the forms is
- * in the row, and whoever reads, writes or describes calls asks it; code that is particular to one
- * form hangs on the row's shape.
+/* The forms in which models write calls of tools: a row for each. The row has everything that
+ * differs between forms; code that reads, writes or describes calls asks the row. Code for one kind
+ * of form depends on the row's shape.
  *
  * A call is written as
  *   open  before NAME arguments ARGUMENTS after  (between before NAME ... after)*  close
  *
  * TOOL_ANY in these texts stands for an identifier or a number. The marks of a form are the parts
  * of these texts between line breaks, and between brackets that follow each other, such as '>' and
- * '<'. A reader takes any white space between marks. Pure; any thread. */
+ * '<'. A reader accepts any white space between marks. Pure; any thread. */
 #ifndef KEEPD_SERVER_OAI_TOOL_FORM_H
 #define KEEPD_SERVER_OAI_TOOL_FORM_H
 
@@ -18,14 +18,14 @@
 
 enum tool_shape {
     TOOL_SHAPE_TAGGED,  /* an object {"name": ..., "arguments": ...} between tags */
-    TOOL_SHAPE_BARE,    /* such an object in the text */
+    TOOL_SHAPE_BARE,    /* such an object without tags */
     TOOL_SHAPE_LISTED,  /* [TOOL_CALLS] and a list of such objects, or NAME[ARGS]{...} */
     TOOL_SHAPE_NAMED,   /* the name stands between marks */
     TOOL_SHAPE_CHANNELS /* a message to the function (channels.c) */
 };
 
 struct tool_form {
-    const char *name; /* as in --tool-call-parser */
+    const char *name; /* the name in --tool-call-parser */
     enum tool_shape shape;
     const char *open, *before, *arguments, *after, *between, *close;
     const struct constrain_tags *tags; /* NULL: arguments are JSON */
@@ -62,12 +62,12 @@ const char *tool_form_name(const struct tool_form *form);
  * these. */
 const struct tool_form *tool_form_of(const char *chat_template);
 
-/* Stand several calls between one pair of tags? */
+/* Returns whether several calls stand between one pair of tags. */
 static inline bool tool_form_is_section(const struct tool_form *form) {
     return form->open[0] != '\0';
 }
 
-/* Are the calls marked, so that text may stand before, between and behind them? */
+/* Returns whether calls are marked, so that text may stand before, between and after them. */
 static inline bool tool_form_is_marked(const struct tool_form *form) {
     return form->shape == TOOL_SHAPE_TAGGED || form->shape == TOOL_SHAPE_NAMED;
 }
@@ -78,7 +78,7 @@ struct tool_mark {
     const char *text;
     size_t size;
 };
-/* Would text hardly hold this mark by chance? */
+/* Returns whether text would hardly contain this mark by chance. */
 static inline bool tool_mark_is_strong(const struct tool_mark *mark) {
     for (size_t i = 0; i < mark->size; i++)
         if (mark->text[i] == '<' || mark->text[i] == '|' ||
@@ -90,11 +90,11 @@ static inline bool tool_mark_is_strong(const struct tool_mark *mark) {
 #define TOOL_MARKS_MAX 8
 /* Writes the marks of two texts that follow each other; returns how many. */
 int tool_form_marks(const char *first, const char *second, struct tool_mark out[TOOL_MARKS_MAX]);
-/* Marks in front of a name: the last one begins it, the others may be missing. */
+/* Writes the marks in front of a name: the last one begins it, the others may be missing. */
 static inline int tool_form_opens(const struct tool_form *form, struct tool_mark *out) {
     return tool_form_marks(form->open, form->before, out);
 }
-/* Marks behind arguments. */
+/* Writes the marks after arguments. */
 static inline int tool_form_closes(const struct tool_form *form, struct tool_mark *out) {
     return tool_form_marks(form->after, form->close, out);
 }

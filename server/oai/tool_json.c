@@ -1,5 +1,5 @@
-/* A state machine over bytes, without a stack: the containers that are open are a depth and one bit
- * for each, array or object. */
+/* A state machine over bytes, without a stack: the open containers are a depth and one bit for
+ * each, array or object. */
 #include "server/oai/tool_json.h"
 
 #include <string.h>
@@ -7,7 +7,7 @@
 #define DEPTH_MAX 64 /* bits of `arrays` */
 
 enum state {
-    VALUE, /* first, so that zero is the beginning */
+    VALUE, /* the first, so that a zeroed state is the beginning */
     VALUE_OR_END,
     KEY,
     KEY_OR_END,
@@ -17,7 +17,7 @@ enum state {
     ESCAPE,
     HEX,
     LITERAL,
-    /* numbers: what was last */
+    /* in a number: its last character */
     MINUS,
     ZERO,
     WHOLE,
@@ -90,7 +90,7 @@ static enum state after_value(struct tool_json *json, char c) {
     return in_array(json) ? VALUE : KEY;
 }
 
-/* A number ends at the first byte that cannot belong to it. */
+/* Reads a byte of a number, which ends at the first byte that cannot belong to it. */
 static enum state in_number(struct tool_json *json, enum state state, char c) {
     bool exponent = c == 'e' || c == 'E';
     switch (state) {
@@ -171,7 +171,8 @@ enum tool_json_step tool_json_step(struct tool_json *json, char byte) {
     return state == AFTER_VALUE && json->depth == 0 ? TOOL_JSON_DONE : TOOL_JSON_MORE;
 }
 
-/* Reads the value as the only element of an array, whose comma and end it must not reach. */
+/* Checks a value by reading it as the only element of an array: the comma and the end of the array
+ * must not be reached. */
 bool tool_json_is_value(const char *text, size_t size) {
     struct tool_json json = {0};
     if (size == 0 || tool_json_blank(text[0]) || tool_json_blank(text[size - 1])) return false;
@@ -206,7 +207,7 @@ bool tool_json_close(const char *text, size_t size, struct buf *out) {
         if (step == TOOL_JSON_BAD) return false;
         enum state now = (enum state)json.state;
         if (now == ESCAPE) escape = at;
-        if (text[at] == ',' && (now == VALUE || now == KEY)) { /* behind a number, too */
+        if (text[at] == ',' && (now == VALUE || now == KEY)) { /* ends a number, too */
             good = json;
             good_end = at;
         }

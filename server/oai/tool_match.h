@@ -18,7 +18,7 @@ static inline void skip_blank(struct cursor *c) {
     while (c->at < c->end && tool_json_blank(c->text[c->at])) c->at++;
 }
 
-/* YES: the cursor stands behind the word. Otherwise it stays. */
+/* Matches bytes. On YES the cursor is after the word, otherwise it does not move. */
 static inline enum match match_bytes(struct cursor *c, const char *word, size_t size) {
     size_t left = c->end - c->at;
     size_t most = size < left ? size : left;
@@ -37,7 +37,7 @@ static inline bool is_word_byte(char c) {
            c == '-';
 }
 
-/* The same for a mark. TOOL_ANY takes all bytes of words that follow. */
+/* Matches a mark. TOOL_ANY in it takes all bytes of a word. */
 static inline enum match match_mark_of(struct cursor *c, const struct tool_mark *mark) {
     struct cursor at = *c;
     for (size_t i = 0; i < mark->size; i++) {

@@ -1,5 +1,5 @@
-/* Tools for chat templates that show none, or whose form of calls this server does not read: they
- * are described in the system message, a call is JSON between tags in the assistant's text
+/* Describes tools for chat templates that show none, or whose form of calls keepd does not read:
+ * the system message describes them, a call is JSON between tags in the assistant's text
  * (tool_calls.h, hermes), and results are turns of the user. */
 #include <string.h>
 
@@ -32,7 +32,7 @@ static bool set_content(cJSON *message, struct buf *text) {
 
 /* --- messages --- */
 
-/* Writes the calls of an answer behind its text. */
+/* Writes the calls of an answer after its text. */
 static bool write_calls(cJSON *message) {
     cJSON *calls = cJSON_DetachItemFromObjectCaseSensitive(message, "tool_calls");
     const cJSON *call;
@@ -52,13 +52,13 @@ static bool write_calls(cJSON *message) {
     return set_content(message, &text);
 }
 
-/* The turn of the user that results join, and its text, which is copied once. */
+/* The user's turn that results are joined to. Its text is copied once. */
 struct turn {
-    cJSON *message; /* NULL: none is open */
+    cJSON *message; /* NULL: no turn is open */
     struct buf text;
 };
 
-/* Makes the message of a tool one of the user. */
+/* Turns a tool's message into one of the user. */
 static bool turn_open(struct turn *turn, cJSON *message) {
     cJSON *role = cJSON_CreateString("user");
     if (!role || !cJSON_ReplaceItemInObjectCaseSensitive(message, "role", role)) {
@@ -83,8 +83,8 @@ static void turn_add(struct turn *turn, const char *content, bool result) {
     if (result) buf_str(&turn->text, "\n</tool_response>");
 }
 
-/* Results that follow each other, and the user's text behind them, are one turn: many templates
- * refuse two turns of the user. */
+/* Rewrites the messages. Results that follow each other, and the user's text after them, become one
+ * turn, because many templates refuse two turns of the user. */
 static bool write_messages(cJSON *messages) {
     struct turn turn = {0};
     bool written = true;

@@ -1,5 +1,5 @@
-/* One state machine reads parts of a literal and says what they mean; whether a text is a literal
- * is asked by reading it to the end. */
+/* A state machine that reads parts of a literal and returns their meaning. Whether a text is a
+ * literal is found by reading it to the end. */
 #include "server/oai/tool_python.h"
 
 #include <stdio.h>
@@ -9,16 +9,16 @@
 #include "server/oai/tool_json.h"
 
 #define DEPTH_MAX 64 /* bits of `dicts` */
-#define KEY_MAX   6  /* bytes of a key that is no string: with quotes it fits into a piece */
+#define KEY_MAX   6  /* bytes of a key that is not a string: with quotes it fits into a piece */
 
 enum state { VALUE, VALUE_OR_END, KEY, KEY_OR_END, COLON, AFTER, IN_STRING, DONE };
 
-/* The next part of a literal: up to `end`, and what it means; size 0: itself. */
+/* The next part of a literal: it ends at `end`; its meaning, or size 0 if the text means itself. */
 struct part {
     size_t end;
     char meaning[8];
     uint8_t size;
-    bool dropped; /* JSON has nothing for it */
+    bool dropped; /* JSON has no equivalent, so it is left out */
 };
 
 static bool mean(struct part *out, size_t end, const char *text) {
@@ -55,7 +55,7 @@ static bool open_container(struct tool_python *p, char c, size_t at, struct part
     return mean(out, at + 1, c == '{' ? "{" : "[");
 }
 
-/* `empty`: nothing stands in it. (1) is 1, not a tuple. */
+/* Closes a container. `empty`: it has no elements. (1) is 1 and not a tuple. */
 static bool close_container(struct tool_python *p, char c, size_t at, bool empty,
                             struct part *out) {
     bool dict = has_bit(p->dicts, p), tuple = has_bit(p->tuples, p);
@@ -70,7 +70,7 @@ static bool is_close(char c) {
     return c == ')' || c == ']' || c == '}';
 }
 
-/* A comma before the end is none in JSON. */
+/* Reads a comma. Python allows one before the end of a container; JSON does not. */
 static bool read_comma(struct tool_python *p, const char *text, size_t at, size_t end,
                        struct part *out) {
     size_t next = at + 1;
@@ -89,7 +89,7 @@ static bool end_scalar(struct tool_python *p) {
     return p->depth > 0;
 }
 
-/* Reads True, False, None or a number, which ends where none of its bytes can follow. */
+/* Reads True, False, None or a number, which ends where no byte of one can follow. */
 static bool read_scalar(struct tool_python *p, const char *text, size_t at, size_t end,
                         struct part *out) {
     static const char *const words[][3] = {{"True", "true", "\"true\""},
@@ -111,7 +111,7 @@ static bool read_scalar(struct tool_python *p, const char *text, size_t at, size
 
 /* ---- Strings ---- */
 
-/* Writes a character as JSON has it in a string. */
+/* Writes a character in the form that a JSON string has. */
 static bool mean_character(struct part *out, size_t end, uint32_t scalar) {
     char text[9] = "";
     if (scalar > 0x10FFFF) return false;
@@ -142,7 +142,7 @@ static bool read_digits(const char *text, size_t at, size_t end, unsigned base, 
     return count >= least && mean_character(out, at + count, value);
 }
 
-/* An unknown escape is a backslash and what follows. */
+/* Reads an escape. An unknown one is a backslash and the character after it. */
 static bool read_escape(const char *text, size_t at, size_t end, struct part *out) {
     static const char letters[] = "\\'\"abfnrtv", values[] = "\\'\"\a\b\f\n\r\t\v";
     if (at + 1 == end) return false;
@@ -190,7 +190,7 @@ static bool begin_value(struct tool_python *p, const char *text, size_t at, size
     return read_scalar(p, text, at, end, out);
 }
 
-/* Reads the part that begins at `at`, before `end`. false: this is no literal. */
+/* Reads the part that begins at `at`, before `end`. false: the text is not a literal. */
 static bool read_part(struct tool_python *p, const char *text, size_t at, size_t end,
                       struct part *out) {
     *out = (struct part){0};

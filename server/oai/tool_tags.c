@@ -1,5 +1,5 @@
-/* Reads parameters in tags as members of a JSON object. Each step returns one piece; a piece that
- * is not text of the answer itself says what the text means. */
+/* Reads parameters in tags as members of a JSON object. Each step returns one piece: text of the
+ * answer itself, or a piece with the JSON that the text means. */
 #include "server/oai/tool_tags.h"
 
 #include <stdio.h>
@@ -11,14 +11,14 @@ static struct tool_piece more(void) {
     return tool_piece(TOOL_MORE, 0, 0);
 }
 
-/* Takes the text up to `end` as it is. */
+/* Returns the text up to `end` as it is. */
 static struct tool_piece take(size_t *at, size_t end) {
     struct tool_piece piece = tool_piece(TOOL_ARGUMENTS, *at, end);
     *at = end;
     return piece;
 }
 
-/* Takes the text up to `end`, which means other text of at most 8 bytes. */
+/* Returns the text up to `end` with another meaning of at most 8 bytes. */
 static struct tool_piece take_as(size_t *at, size_t end, const char *meaning) {
     struct tool_piece piece = take(at, end);
     piece.decoded_size = (uint8_t)strlen(meaning);
@@ -26,15 +26,15 @@ static struct tool_piece take_as(size_t *at, size_t end, const char *meaning) {
     return piece;
 }
 
-/* Matches a tag. An empty one matches nothing: it would match again at the same place. */
+/* Matches a tag. An empty tag never matches: it would match again at the same place. */
 static enum match match_tag(struct cursor *c, const char *tag) {
     return *tag ? match_word(c, tag) : MATCH_NO;
 }
 
 /* ---- Between parameters ---- */
 
-/* Matches a mark behind the arguments; a function may lack its own end. YES: *closed counts it and
- * those before it. */
+/* Matches a mark after the arguments; a function may lack its own end. YES: *closed counts this
+ * mark and those before it. */
 static enum match match_end(const struct tool_form *form, struct cursor *c, int *closed) {
     struct tool_mark marks[TOOL_MARKS_MAX];
     enum match out = MATCH_NO;
@@ -48,7 +48,7 @@ static enum match match_end(const struct tool_form *form, struct cursor *c, int 
     return out;
 }
 
-/* Text that is no tag is left out. */
+/* Reads text between parameters, which is left out unless it is a tag. */
 static struct tool_piece next_between(struct tool_tags *t, const char *text, size_t *at, size_t end,
                                       bool last) {
     for (; *at < end; ++*at) {
@@ -148,13 +148,14 @@ static unsigned types_of(const struct tool_tags *t, const char *text) {
     return CONSTRAIN_TYPES_ALL;
 }
 
-/* May a value be of this type and no string? Where strings are not allowed, any value is read as
- * what it is. */
+/* Returns whether a value may have this type and not be a string. If the parameter does not allow
+ * strings, any value is read as what it is. */
 static bool may_be(const struct tool_tags *t, unsigned type) {
     return (t->types & type) || !(t->types & CONSTRAIN_TYPE_STRING);
 }
 
-/* Returns the JSON of true, false and null, also of Python's, and their type; NULL: it is none. */
+/* Returns the JSON of true, false or null, also of Python's words, and its type; NULL: it is
+ * another text. */
 static const char *word_of(const char *text, size_t size, unsigned *type) {
     static const char *const words[][2] = {{"true", "true"},   {"True", "true"}, {"false", "false"},
                                            {"False", "false"}, {"null", "null"}, {"None", "null"}};
@@ -183,7 +184,7 @@ static bool is_scalar(const struct tool_tags *t, const char *text, size_t size) 
            may_be(t, type);
 }
 
-/* Decides about a value that may be a number or a word, at its end. */
+/* Decides, at its end, what a value is that may be a number or a word. */
 static struct tool_piece open_scalar(struct tool_tags *t, const char *text, size_t *at, size_t end,
                                      bool last) {
     struct cursor c = {text, t->value, end};
@@ -200,7 +201,8 @@ static struct tool_piece open_scalar(struct tool_tags *t, const char *text, size
     return open_value(t, at, begin, to);
 }
 
-/* May a value that begins so be an object, an array or a string in quotes? */
+/* Returns whether a value that begins with this character may be an object, an array or a string in
+ * quotes. */
 static bool begins_literal(const struct tool_tags *t, char c) {
     if (c == '{') return may_be(t, CONSTRAIN_TYPE_OBJECT);
     if (c == '[' || c == '(') return may_be(t, CONSTRAIN_TYPE_ARRAY);
@@ -208,7 +210,8 @@ static bool begins_literal(const struct tool_tags *t, char c) {
            (t->types == CONSTRAIN_TYPES_ALL || !(t->types & CONSTRAIN_TYPE_STRING));
 }
 
-/* Matches the mark in front of a value, which says what it is if there are two. */
+/* Matches the mark in front of a value. If the form has two, the mark says whether the value is a
+ * string. */
 static enum match match_value_mark(struct cursor *c, const struct constrain_tags *tags,
                                    unsigned *types) {
     struct cursor other = *c;
@@ -224,7 +227,7 @@ static enum match match_value_mark(struct cursor *c, const struct constrain_tags
     return second;
 }
 
-/* Moves behind what stands between the name and its value. MORE: it may go on. */
+/* Moves past the text between the name and its value. MORE: it may go on. */
 static enum match match_value(struct tool_tags *t, const char *text, struct cursor *c) {
     const struct constrain_tags *tags = t->form->tags;
     t->types = types_of(t, text);
@@ -264,8 +267,8 @@ static struct tool_piece next_open(struct tool_tags *t, const char *text, size_t
 
 /* ---- Literals ---- */
 
-/* Is the literal JSON, in whose strings a tag is text, with the tag's end behind it? YES: up to
- * value_end. */
+/* Matches a literal that is JSON, in whose strings a tag is text, followed by the end of the
+ * parameter's tag. YES: it ends at value_end. */
 static enum match match_json(struct tool_tags *t, const char *text, size_t end) {
     while (t->value_end == 0 && t->scanned < end) {
         enum tool_json_step step = tool_json_step(&t->json, text[t->scanned++]);
@@ -278,7 +281,7 @@ static enum match match_json(struct tool_tags *t, const char *text, size_t end) 
     return match_tag(&c, t->form->tags->close);
 }
 
-/* Finds the next end of a parameter's tag. YES: the literal ends before value_end. */
+/* Finds the next end of a parameter's tag. YES: the literal ends at value_end. */
 static enum match match_literal(struct tool_tags *t, const char *text, size_t end) {
     for (; t->scanned < end; t->scanned++) {
         struct cursor c = {text, t->scanned, end};
@@ -291,8 +294,8 @@ static enum match match_literal(struct tool_tags *t, const char *text, size_t en
     return MATCH_MORE;
 }
 
-/* Decides about a literal at its end. At the end of the text, what may still become JSON is given
- * as it is. */
+/* Decides about a literal at its end. At the end of the text, a literal that may still become JSON
+ * is returned as it is. */
 static struct tool_piece next_in_literal(struct tool_tags *t, const char *text, size_t *at,
                                          size_t end, bool last) {
     bool cut = end - t->literal >= TOOL_TAGS_LITERAL_MAX;

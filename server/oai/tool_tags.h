@@ -30,16 +30,16 @@
 #include "server/oai/tool_piece.h"
 #include "server/oai/tool_python.h"
 
-/* Bytes of a number or a word, with the white space before it, that are held back. */
+/* Bytes of a number or a word, including the white space before it, that are held back. */
 #define TOOL_TAGS_HELD_MAX    512
 #define TOOL_TAGS_LITERAL_MAX ((size_t)1 << 20)
 
 struct tool_parameter {
-    const char *name; /* NULL: the end of a list */
+    const char *name; /* NULL: this row ends the list */
     unsigned types;   /* constrain_types */
 };
 
-/* Zero but for `form` and `parameters` before the first byte behind the marks of the name. */
+/* All zero except `form` and `parameters` before the first byte after the marks of the name. */
 struct tool_tags {
     const struct tool_form *form;
     const struct tool_parameter *parameters; /* parameters with some types only; NULL: none */
@@ -47,26 +47,27 @@ struct tool_tags {
     enum {
         TOOL_TAGS_BETWEEN,
         TOOL_TAGS_NAME,
-        TOOL_TAGS_OPEN, /* behind the name */
+        TOOL_TAGS_OPEN, /* after the name */
         TOOL_TAGS_STRING,
-        TOOL_TAGS_LITERAL, /* held back behind the name until the value ends */
+        TOOL_TAGS_LITERAL, /* held back after the name until the value ends */
         TOOL_TAGS_VALUE,   /* JSON or a word, up to value_end */
         TOOL_TAGS_PYTHON,  /* a literal of Python, up to value_end */
         TOOL_TAGS_CLOSE,
-        TOOL_TAGS_OVER /* a mark behind the arguments was read */
+        TOOL_TAGS_OVER /* a mark after the arguments was read */
     } place;
-    int closed;     /* OVER: that mark and the ones before it */
-    unsigned types; /* the present parameter's */
+    int closed;     /* OVER: how many of the call's end marks were read or skipped */
+    unsigned types; /* types of the present parameter */
     size_t name_begin, name_end;
     size_t value, literal,
         value_end;  /* behind the tag and its line break; behind blanks; the end */
-    size_t scanned; /* a literal's bytes before it were looked at */
-    bool no_json;   /* the literal is none that `json` reads */
+    size_t scanned; /* bytes of a literal that were searched */
+    bool no_json;   /* `json` cannot read the literal */
     struct tool_json json;
     struct tool_python python;
 };
 
-/* Returns the next piece of text[*at, end) and moves *at. TOOL_MORE: none, or OVER. */
+/* Returns the next piece of text[*at, end) and moves *at. TOOL_MORE: there is none, or the
+ * arguments are over. */
 struct tool_piece tool_tags_next(struct tool_tags *tags, const char *text, size_t *at, size_t end,
                                  bool last);
 

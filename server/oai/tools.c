@@ -1,5 +1,5 @@
-/* Tools: what a request may declare, which answers are searched for calls, and how these are
- * written. Where a call begins and ends is tool_calls.h's. */
+/* Tools: which tools a request may declare, which answers are searched for calls, and how calls are
+ * written. tool_calls.h says where a call begins and ends. */
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
@@ -89,7 +89,7 @@ int oai_check_tools(const cJSON *tools, struct oai_error *error) {
 
 #define FORM_TEXTS 14
 
-/* Lists what a form may write, besides names and arguments; "" where it has no such text. */
+/* Lists the texts that a form may write besides names and arguments; "" if it has no such text. */
 static void list_texts(const struct tool_form *form, const char *out[FORM_TEXTS]) {
     static const struct constrain_tags none = {0};
     const struct constrain_tags *tags = form->tags ? form->tags : &none;
@@ -131,8 +131,8 @@ int oai_check_parser(const char *tool_template, const char *parser, struct fault
     return 0;
 }
 
-/* Renders a chat of one word of the system and one of the user: does the template show the first?
- */
+/* Returns whether the template shows messages of the system: renders a chat with one word of the
+ * system and one of the user. */
 static bool shows_system(const struct engine *engine, struct arena *arena) {
     static const char chat[] = "{\"messages\":[{\"role\":\"system\",\"content\":\"%s\"},"
                                "{\"role\":\"user\",\"content\":\"hello\"}]}";
@@ -164,8 +164,8 @@ static const char *render_source(void *arg, const cJSON *context) {
 
 #define DERIVE_BYTES_MAX ((size_t)16 << 20)
 
-/* Finds the form of a template by its words or by what it renders; then *own holds it. NULL: it
- * has none. */
+/* Finds the form of a template by its words, or by what it renders; then *own owns the form. NULL:
+ * it has none. */
 static const struct tool_form *form_of(const char *source, struct tool_derived **own) {
     const struct tool_form *known = tool_form_of(source);
     struct arena arena;
@@ -175,7 +175,7 @@ static const struct tool_form *form_of(const char *source, struct tool_derived *
     arena_open(&arena, DERIVE_BYTES_MAX);
     bool found = tool_derive(render_source, &(struct template_source){source, &arena}, derived);
     arena_close(&arena);
-    /* A list of objects is better read by the rules that were made for it. */
+    /* A list of objects is better read by the rules that were written for it. */
     if (found && (!known || derived->form.shape == TOOL_SHAPE_NAMED)) {
         *own = derived;
         return &derived->form;
@@ -229,7 +229,7 @@ const char *oai_tool_style_of(const char *chat_template) {
     return name;
 }
 
-/* {"type": "function", "function": {"name": ...}} */
+/* Reads {"type": "function", "function": {"name": ...}}. */
 static int read_named(const struct oai_reader *r, const cJSON *choice) {
     const cJSON *type = json_get(choice, "type"), *tool;
     const cJSON *name = json_get(json_get(choice, "function"), "name");
@@ -314,7 +314,7 @@ static const struct tool_parameter *read_parameters(const struct oai_reader *r, 
     return list;
 }
 
-/* Tags do not say of which type a value is; the schemas do. */
+/* Reads the parameters of all tools. Tags do not say which type a value has; the schemas do. */
 static int read_all_parameters(struct oai_reader *r, const cJSON *tools) {
     const cJSON *tool;
     const struct tool_parameter **lists =
@@ -367,8 +367,8 @@ bool oai_reads_calls(const struct oai_answer *answer) {
     return answer->request->tools.form != NULL;
 }
 
-/* The id has 96 of the 128 random bits of the answer's id. It has at most 40 bytes, because a
- * client may continue the conversation with another API, and some accept no longer ids. */
+/* Writes an id. It has 96 of the 128 random bits of the answer's id, and at most 40 bytes: a client
+ * may continue the conversation with another API, and some accept no longer ids. */
 void oai_render_part_id(struct buf *out, const struct oai_answer *answer, const char *prefix,
                         unsigned a, unsigned b) {
     const char *random = strpbrk(answer->id, "-_");

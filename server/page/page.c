@@ -17,7 +17,7 @@ static const char *find(const char *text, const char *part) {
     return at;
 }
 
-/* The hash of what stands between the two tags, as a policy names it. */
+/* Writes the hash of the text between the two tags, in the form that a policy has. */
 static void hash_element(const char *open, const char *close, char out[HASH_BYTES]) {
     uint8_t digest[SHA256_BYTES];
     const char *begin = find(page_text, open) + strlen(open);
