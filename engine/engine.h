@@ -408,10 +408,10 @@ struct engine_kv_option {
 };
 #define ENGINE_KV_OPTIONS 16
 
-/* The kv object of a request: absent members are -1 or NULL and take the engine's defaults. */
 /* The most tokens of prompt and answer together, where sequences are shifted. */
 #define ENGINE_SHIFTED_TOKENS (1 << 20)
 
+/* The kv object of a request: absent members are -1 or NULL and take the engine's defaults. */
 struct engine_kv {
     const char *policy;
     int32_t budget, buffer, chunk, sinks, recent;
@@ -420,7 +420,7 @@ struct engine_kv {
     bool reuse;  /* default true: continue a retained conversation that matches */
     bool retain; /* default true: keep the state for the next turn */
     int32_t ttl; /* seconds after its last use at which the kept state is deleted; 0 = none */
-    bool pin;    /* the kept state makes no room for others, as far as pins_max goes */
+    bool pin;    /* other requests cannot displace the kept state, within pins_max */
     enum engine_overflow overflow;
     enum engine_report report;
     bool live; /* reports what choice 0 holds while it runs, too: struct engine_live */

@@ -6,8 +6,8 @@
 
 #include "text/text.h"
 
-/* The tokens of a chat, given as the context of a template in JSON (struct chat_input); *plain: it
- * was read as plain text. ERR_MALFORMED, or what tokenising reports. */
+/* Tokenises a chat, which is given as a template's context in JSON (struct chat_input). *plain: it
+ * was read as plain text. ERR_MALFORMED, or the tokenizer's errors. */
 int fit_chat_ids(const struct text *text, const char *context, size_t size, struct arena *arena,
                  struct tok_ids *out, bool *plain, struct fault *fault);
 

@@ -130,7 +130,7 @@ static void publish(struct replica *r) {
         const struct sequence *seq = &s->sequences[s->order[i]];
         held += due_entries(&s->options.shape, &seq->kv, &seq->due);
     }
-    bool may_save = s->options.store && !r->status.stopped; /* looked at only for drain's sake */
+    bool may_save = s->options.store && !r->status.stopped; /* only a drain needs it */
     atomic_store(&r->unsaved, may_save && (!atomic_load(&r->common->draining) ||
                                            keeper_unsaved(&r->sched.keeper)));
     uint64_t progress = sched_progress(&r->sched);
@@ -236,7 +236,7 @@ static void wait_for_work(struct replica *r) {
     int64_t next = keeper_next_save_ns(&r->sched.keeper);
     bool idle = sched_idle(&r->sched);
     if (atomic_load(&r->common->draining) && next != INT64_MAX)
-        return;                        /* nothing is too young then */
+        return; /* during a drain no conversation was used too recently to be written */
     bool expires = !r->status.stopped; /* nothing is deleted after the backend has failed */
     if (expires && r->sched.keeper.table.expires_ns < next) next = r->sched.keeper.table.expires_ns;
     if (!idle) next = clock_ns() + 50000000;
@@ -271,7 +271,7 @@ static void *replica_main(void *arg) {
     while (!atomic_load(&r->common->stopping)) {
         accept_submits(r);
         if (!failed) keeper_save(&r->sched.keeper, clock_ns(), atomic_load(&r->common->draining));
-        run_orders(r); /* after what was written is known */
+        run_orders(r); /* keeper_save has noted what was written */
         if (!failed) keeper_expire(&r->sched.keeper, clock_ns());
         if (sched_idle(&r->sched)) {
             publish(r);

@@ -313,7 +313,7 @@ static struct state_dir_file file_of(const struct stat *st) {
 
 int64_t state_dir_changed_ns(const struct state_dir *dir) {
     struct stat st;
-    int fd = openat(dir->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* asks the server again */
+    int fd = openat(dir->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* also asks a server */
     int64_t ns = fd >= 0 && fstat(fd, &st) == 0 ? file_of(&st).used_ns : 0;
     if (fd >= 0) close(fd);
     return ns;

@@ -309,8 +309,8 @@ static void run_adoption(struct directory *d, struct store_adoption *adoption) {
     pthread_mutex_unlock(&d->lock);
 }
 
-/* Wakes every replica: jobs may wait for the listing. The owners close no store while it is served,
- * so the list of stores is copied under the lock, and `waking` stands for all. */
+/* Wakes every replica, because jobs may wait for the listing. The list of stores is copied under
+ * the lock; while `waking` is set, no store is closed. */
 static void wake_stores(struct directory *d) {
     struct store *stores[STORES_MAX];
     pthread_mutex_lock(&d->lock);
@@ -461,7 +461,7 @@ static void search_files(struct directory *d, struct conversation_search *search
     }
 }
 
-/* The best file so far for one store. */
+/* The best file found so far for one store. */
 struct found {
     const struct store *store;
     uint64_t id;

@@ -83,9 +83,9 @@ void store_space_key(const struct store *store, uint8_t out[16]);
 
 /* ---- Finding ---- */
 
-/* Does the index show everything that other daemons had written at this time (clock_ns)? If not,
- * the directory's thread is asked to list it; after that it calls `done`. Without other daemons the
- * answer is always true. */
+/* Returns whether the index shows everything that other daemons had written at this time
+ * (clock_ns). If not, the directory's thread is asked to list the directory, and calls `done` after
+ * that. Without other daemons the answer is always true. */
 bool store_fresh(struct store *store, int64_t since_ns);
 /* Returns the id of the conversation on disk that serves the query best, if the query would use
  * more than `least` of its tokens; 0: there is none. The conversation belongs to this store from
@@ -97,21 +97,22 @@ void store_affinity(struct store *store, struct conversation_search *search,
 /* Grows when the result of a search may have changed. */
 uint64_t store_changes(struct store *store);
 bool store_has(struct store *store, uint64_t id);
-/* Was the file deleted to make room, and would `size` bytes have room now? Only a daemon that is
- * alone knows why a file has gone: another may have deleted it by a client's order. */
+/* Returns whether the file was deleted to make room, and `size` bytes would have room now. Only a
+ * daemon that is alone knows why a file has gone: another daemon may have deleted it for a client.
+ */
 bool store_may_return(struct store *store, uint64_t id, int64_t size);
 /* Ignores a conversation that this process cannot use: it needs more pages than there are, or has
  * another version. */
 void store_ignore(struct store *store, uint64_t id);
 
-/* Notes that a conversation with a time to live was used in memory: its file, if it has one, lives
- * as much longer, for other daemons and after a restart, too. */
+/* Notes that a conversation with a time to live was used in memory, so that its file, if it has
+ * one, lives longer, too, for other daemons and after a restart. */
 void store_touch(struct store *store, uint64_t id);
 
 /* ---- Writing ---- */
 
 bool store_can_save(struct store *store); /* the store is not writing */
-/* Takes `data`, a whole file except its seal, and writes it. */
+/* Takes over `data`, a whole file except its seal, and writes it. */
 void store_save(struct store *store, const struct state_head *head, char *data, size_t size);
 /* Returns true once for each save that has ended, with its id and its result. */
 bool store_saved(struct store *store, uint64_t *id, int *rc);
@@ -131,7 +132,7 @@ void store_remove_replaced(struct store *store, uint64_t id);
  * the file, which stays). */
 int store_load(struct store *store, uint64_t id, const struct state_view **view);
 bool store_loading(struct store *store, uint64_t id); /* store_load would still return ERR_BUSY */
-/* Frees the file that was read, or stops waiting for it. */
+/* Frees the file that was read, or gives up a read that has not ended. */
 void store_unload(struct store *store);
 
 /* ---- Observation ---- */

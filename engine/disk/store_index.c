@@ -51,7 +51,7 @@ static struct store_holder **find_file_holder(struct store_index *index, uint64_
     return link;
 }
 
-/* False: no memory. */
+/* Adds a file to the sums of its client. false: no memory. */
 static bool join_file_holder(struct store_index *index, struct store_file *file) {
     struct store_holder **link = find_file_holder(index, file->head.client);
     if (!*link) {

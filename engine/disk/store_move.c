@@ -52,8 +52,8 @@ int store_upload_open(struct store *store, const uint8_t space[16], struct store
     return 0;
 }
 
-/* Takes bytes from those that all uploads may have. Only bytes that have come count, so a slow
- * upload does not keep others away by what its head says. */
+/* Charges bytes to the uploads. Only bytes that have come count, so a slow upload does not keep
+ * others away by what its head announces. */
 static int charge_upload(struct store_upload *upload, size_t size, struct fault *fault) {
     struct directory *d = upload->directory;
     pthread_mutex_lock(&d->lock);
@@ -67,7 +67,7 @@ static int charge_upload(struct store_upload *upload, size_t size, struct fault 
     return 0;
 }
 
-/* Checks what can be checked before the seal is there. */
+/* Checks everything that can be checked before the seal is there. */
 static int check_head(struct store_upload *upload, struct fault *fault) {
     const struct state_head *head = &upload->head;
     int rc = state_parse_head(upload->head_bytes, sizeof upload->head_bytes, &upload->head, fault);

@@ -29,7 +29,7 @@ int store_upload_add(struct store_upload *upload, const char *data, size_t size,
 /* Checks the seal and gives the file its name, so that the next request finds it. Errors as of
  * store_upload_add; ERR_INVALID also if it is signed with another key. */
 int store_upload_end(struct store_upload *upload, struct store_row *row, struct fault *fault);
-/* Deletes what was not kept. NULL is allowed. */
+/* Deletes the unfinished file of an upload. NULL is allowed. */
 void store_upload_close(struct store_upload *upload);
 
 #endif

@@ -231,7 +231,8 @@ static uint64_t next_expired(struct directory *d) {
     return id;
 }
 
-/* Another daemon's use, once it is seen, moves the file behind all that were used longer ago. */
+/* Deletes expired files. If another daemon has used a file, seeing that moves it behind all that
+ * were used longer ago. */
 void store_expire(struct directory *d) {
     uint64_t id;
     while ((id = next_expired(d)) != 0)

@@ -37,7 +37,7 @@ static void changed(struct conversation_table *table, struct conversation *conv)
     conv->change = ++table->changes;
 }
 
-/* Adds a conversation to the sums (sign 1), or takes it out (-1). */
+/* Adds a conversation to the sums (sign 1), or subtracts it (-1). */
 static void count(struct conversation_table *table, const struct conversation *conv, int sign) {
     bool old = conversation_superseded(conv);
     struct conversation_holder *holder = &table->holders[conv->holder];
@@ -192,7 +192,8 @@ void conversation_unpin(struct conversation_table *table, struct conversation *c
     changed(table, conv);
 }
 
-/* Uses move times forward, so the time in the table may be too early; it is made exact here. */
+/* Returns an expired conversation. A use delays the end of a conversation without updating the
+ * table's time, so that time may be too early; it is made exact here. */
 struct conversation *conversation_expired(struct conversation_table *table, int64_t now_ns) {
     struct conversation *expired = NULL;
     if (now_ns < table->expires_ns) return NULL;

@@ -80,8 +80,8 @@ enum conversation_saved {
 /* Cuts of fewer tokens are not worth a fork: all prompts of a template begin with the same few. */
 #define CONVERSATION_CUT_MIN 16
 
-/* Prefixes of fewer tokens, or of fewer than this many beyond what a prompt finds anyway, are not
- * worth a slot or a wait. */
+/* Prefixes of fewer tokens, or with fewer than this many tokens more than a prompt finds anyway,
+ * are not worth a slot or a wait. */
 #define CONVERSATION_PREFIX_MIN 64
 
 struct conversation {
@@ -95,13 +95,13 @@ struct conversation {
     int32_t token_count; /* T */
     int32_t prompt_end;  /* tokens of the last prompt: a prompt that repeats these extends it */
     int32_t evicted_at;  /* tokens it had when something was evicted last; 0 = never */
-    bool exact; /* in its last turn all sequences with these tokens, begun at the same place,
-                   evict when it did: neither at its prompt's end nor in its answer */
+    bool exact; /* in its last turn it evicted only where every sequence with these tokens that
+                   began at the same place evicts: neither at its prompt's end nor in its answer */
     struct reserve_turn began; /* where its last turn began; all 0: from nothing */
     int32_t began_held;        /* due_state.held there */
     bool checkpoint;           /* left behind by a running sequence */
     bool prefix;               /* a checkpoint in the middle of a prompt, of no dialogue */
-    uint64_t left;             /* id of the checkpoint with the end of its last prompt; 0 = none */
+    uint64_t left;             /* id of the checkpoint at the end of its last prompt; 0 = none */
     uint64_t prompt_hash, token_hash; /* conversation_hash of prompt_end and of all tokens */
     int32_t held;                     /* entries per stream on average, rounded up */
     int32_t fullest;                  /* the same average on the rank that has most */
@@ -138,7 +138,8 @@ struct conversation_holder {
     int64_t pages;
 };
 
-/* Reasons to remove a conversation: how much a client holds is counted in what is short. */
+/* Reasons to remove a conversation: places or pages are short. How much a client holds is counted
+ * in the same unit. */
 enum conversation_shortage { CONVERSATION_PLACES, CONVERSATION_PAGES };
 
 struct conversation_table {
@@ -148,7 +149,7 @@ struct conversation_table {
     bool sliding_windows;                         /* the model has them in some layers */
     int64_t pages, entries, tokens;               /* sums over all */
     int64_t superseded_pages, superseded_entries; /* the part of superseded ones */
-    int64_t expires_ns; /* no time to live ends earlier; INT64_MAX: none ends */
+    int64_t expires_ns; /* no time to live ends earlier than this; INT64_MAX: none will end */
     uint64_t next_use;
     uint64_t id_seed, id_count;
     uint64_t changes; /* grows with every change of a conversation */
@@ -159,12 +160,12 @@ struct conversation_table {
 void conversation_table_open(struct conversation_table *table, int capacity, bool sliding_windows);
 void conversation_table_close(struct conversation_table *table);
 
-/* Copies *conv in (taking conv->tokens); one without an id gets one, and each its hashes. The
- * table must not be full. */
+/* Adds a copy of *conv and takes over conv->tokens. A conversation without an id gets one, and each
+ * gets its hashes. The table must not be full. */
 struct conversation *conversation_add(struct conversation_table *table,
                                       const struct conversation *conv, int64_t now_ns);
 
-/* Takes a conversation out: the caller then owns tokens and slot. */
+/* Removes a conversation from the table. The caller then owns its tokens and its slot. */
 struct conversation conversation_remove(struct conversation_table *table,
                                         struct conversation *conv);
 
@@ -215,27 +216,27 @@ bool conversation_can_cut(const struct kern_rule *rule);
 struct conversation_match {
     struct conversation *conv; /* NULL: none serves */
     int32_t common;            /* number of its tokens that the request uses */
-    int32_t shared;            /* the most tokens that any conversation with the request's settings
-                                  has in common with its prompt, of use or not */
-    bool exact;                /* the request continues the turn that read them */
+    int32_t shared; /* the most tokens that any conversation with the request's settings has in
+                       common with its prompt, even if they cannot be used */
+    bool exact;     /* the request continues the turn that read them */
     bool lost; /* the next query would see entries that are gone: they had left the sliding window
                   at an eviction after these tokens; not with an unbounded policy, which promises
                   to lose nothing */
     bool cut;  /* the request continues a checkpoint, or a conversation cut before the end of its
                   turn */
-    uint64_t from;         /* id of the last turn of the same dialogue, whose answer the prompt
-                              repeats or which it extends; 0: none, they only begin alike */
-    enum engine_miss miss; /* why no conversation served, or none as far as the prompt repeats it;
+    uint64_t from; /* id of the last turn of the same dialogue: the prompt extends that turn or
+                      repeats its answer; 0: none, the two only begin alike */
+    enum engine_miss miss; /* why no conversation served, or served less than the prompt repeats;
                               NEW: nothing was lost */
 };
 
-/* Finds the conversation that saves the prompt most tokens, of those that lost nothing if there are
- * any; among equals one that it extends, then one that is no checkpoint, then the one with the
- * query's hint, then the one used last. */
+/* Finds the conversation that saves the prompt most tokens. Conversations that lost nothing come
+ * first. Among equals, the order is: one that the prompt extends, one that is not a checkpoint, one
+ * with the query's hint, the one used last. */
 struct conversation_match conversation_find(struct conversation_table *table,
                                             const struct conversation_query *query);
 
-/* Returns the least number of tokens at which nothing has been evicted or shifted since. */
+/* Returns the least number of tokens after which nothing has been evicted or shifted. */
 int32_t conversation_least_cut(const struct conversation *conv);
 
 /* Returns the last place, at most `most` tokens, where the conversation can be cut for a prompt of
@@ -249,7 +250,7 @@ int32_t conversation_common(const int32_t *a, int32_t a_count, const int32_t *b,
 void conversation_note_gone(struct conversation_table *table, const uint8_t space[16],
                             int32_t prompt_end, uint64_t prompt_hash);
 
-/* Hashes of a conversation's beginnings, for threads that may not read its tokens: marks[i] is the
+/* Hashes of a conversation's beginnings, for threads that must not read its tokens: marks[i] is the
  * hash of the first (i + 1) * CONVERSATION_MARK tokens. */
 #define CONVERSATION_MARK 32
 static inline int32_t conversation_mark_count(int32_t token_count) {

@@ -85,9 +85,9 @@ void keeper_drop_checkpoint(struct keeper *keeper, uint64_t id) {
 
 /* ---- Pages ---- */
 
-/* The lists of tokens and the pages share one bound, the size of the pool. With several ranks,
- * pages are those of one rank, and the lists exist once. Less than a page of lists in all is not
- * counted. */
+/* Returns the memory in pages. The lists of tokens and the pages share one bound, the size of the
+ * pool. With several ranks, pages are those of one rank, and the lists exist once. If all lists
+ * together take less than a page, they do not count. */
 int64_t keeper_pages_with(const struct keeper *keeper, int64_t pages, int64_t tokens) {
     const struct keeper_options *options = &keeper->options;
     int64_t bytes = options->page_bytes * (options->shape.ranks > 1 ? options->shape.ranks : 1);
@@ -145,9 +145,9 @@ static enum engine_wait reclaim_quota(struct keeper *keeper, struct keeper_claim
     return ENGINE_WAIT_NOTHING;
 }
 
-/* Other clients' pins are spared, unless the request could not fit beside them even if nothing ran.
- * Everything else may go but `conv`, which is consumed if the request does not fit beside it and
- * the pins. So once nothing runs, the request fits. */
+/* Frees pages for a request. Other clients' pins are spared, unless the request could not fit
+ * beside them even if nothing ran. Everything else may be removed except `conv`, which is consumed
+ * if the request does not fit beside it and the pins. So once nothing runs, the request fits. */
 enum engine_wait keeper_reclaim(struct keeper *keeper, struct keeper_claim *claim, int64_t pages,
                                 const struct conversation *conv, bool *consumed) {
     int64_t total = keeper->options.pages_total, unreserved = total - keeper->pages_reserved;
@@ -169,7 +169,7 @@ enum engine_wait keeper_reclaim(struct keeper *keeper, struct keeper_claim *clai
         return ENGINE_WAIT_PAGES;
     enum engine_wait wait = reclaim_quota(keeper, claim, pages, conv, consumed);
     while (!wait && pages > pages_free_without(keeper, *consumed ? conv : NULL)) {
-        /* The client's own pinned ones go where no other is left. */
+        /* the client's own pinned conversations are removed when no other is left */
         bool any =
             conversation_next_victim(&keeper->table, conv, NULL, !spares_pins, CONVERSATION_PAGES);
         wait = any ? displace_next(keeper, NULL, conv, !spares_pins)
@@ -194,7 +194,8 @@ bool keeper_reclaim_places(struct keeper *keeper, int more) {
 
 /* ---- Continuing ---- */
 
-/* The conversation gets the request's hint only when both are of one dialogue. */
+/* Forks a conversation for a request. The conversation gets the request's hint only if both belong
+ * to one dialogue. */
 int keeper_fork(struct keeper *keeper, const struct conversation_match *match, uint64_t hint,
                 int32_t *slot) {
     struct kern *kern = keeper->options.kern;
@@ -208,7 +209,8 @@ int keeper_fork(struct keeper *keeper, const struct conversation_match *match, u
     return kern->ops->fork(kern, conv->slot, *slot);
 }
 
-/* Nothing else would delete the checkpoint of a turn that is consumed. */
+/* Removes a conversation whose slot the request takes over, and the checkpoint of its turn, which
+ * nothing else would delete. */
 int32_t keeper_consume(struct keeper *keeper, struct conversation *conv) {
     CHECK(!conv->arriving);
     keeper_cancel_copies(keeper, conv);
@@ -263,8 +265,8 @@ static struct conversation_pins pins_without(const struct keeper *keeper, const 
     return pins;
 }
 
-/* A pin stays within the client's quota, and all pins within half of the pool and of the places, so
- * that others always find some. The pin of `old` (NULL: none) ends with it. */
+/* Returns whether a pin is allowed: within the client's quota, and all pins within half of the pool
+ * and of the places, so that others always find some. `old` (NULL: none) loses its pin. */
 static bool may_pin(const struct keeper *keeper, const struct engine_request *request,
                     const struct conversation *conv, const struct conversation *old) {
     struct conversation_pins own = pins_without(keeper, request->owner, old);
@@ -276,8 +278,8 @@ static bool may_pin(const struct keeper *keeper, const struct engine_request *re
            all.count + 1 <= keeper->options.conversations_max / 2;
 }
 
-/* Pins a turn that asks for it, within the bounds. It takes over the pin of the turn that it
- * continued, if that is the client's own; a pin that is refused ends none. */
+/* Pins a turn that asks for it, within the bounds. The pin of the turn that it continued moves to
+ * it, if that belongs to the same client; a refused pin leaves that one as it is. */
 static void pin_turn(struct keeper *keeper, const struct engine_request *request,
                      struct conversation *conv) {
     struct conversation *from = conversation_by_id(&keeper->table, conv->origin);
@@ -287,8 +289,8 @@ static void pin_turn(struct keeper *keeper, const struct engine_request *request
     if (conv->pinned && takes_over) conversation_unpin(&keeper->table, from);
 }
 
-/* A repetition leaves a pin to the client that has it, unless it has more pages and they are too
- * many for that client. */
+/* Keeps the pin of an equal turn that is replaced, unless the new one has more pages and these are
+ * too many for the client. */
 static void pin_repetition(struct keeper *keeper, const struct engine_request *request,
                            const struct conversation *same, struct conversation *conv) {
     bool inherits = same->pinned && conv->pages <= same->pages;
@@ -383,8 +385,8 @@ int keeper_delete(struct keeper *keeper, uint64_t id) {
     return 0;
 }
 
-/* The turn that an expired one continued is the last of its dialogue again, with the file that it
- * may have. */
+/* Deletes an expired conversation. The turn that it continued is the last of its dialogue again,
+ * with the file that it may have. */
 static void expire_conversation(struct keeper *keeper, const struct conversation *conv) {
     struct conversation *before = conversation_by_id(&keeper->table, conv->origin);
     (void)remove_from_disk(keeper, conv->id);

@@ -38,26 +38,26 @@ struct keeper_options {
 struct keeper_export {
     char *data; /* the file, sized as a whole; NULL = none, or the store has it */
     size_t size, at;
-    int block; /* the next one */
+    int block; /* the block that is copied next */
     struct state_head head;
-    uint64_t replaces; /* conversation whose file goes when this one is on disk; 0 = none */
+    uint64_t replaces; /* conversation whose file is deleted when this one is on disk; 0 = none */
     bool displaced;    /* the conversation has left memory meanwhile */
 };
 
 /* A conversation that is being copied in: one of the table that is `arriving`. */
 struct keeper_import {
     uint64_t id;                   /* 0 = none */
-    const struct state_view *view; /* the store's, until it is unloaded */
-    int block;                     /* the next one */
+    const struct state_view *view; /* borrowed from the store until it is unloaded */
+    int block;                     /* the block that is copied next */
     bool for_head;                 /* the request that asked for it is still the head */
 };
 
 /* The listing of the directory that requests wait for. */
 struct keeper_listing {
-    int64_t after_ns;    /* the earliest time of its begin; 0: no request waits for one */
-    int64_t asked_ns;    /* when that wait was first seen; 0: not yet */
+    int64_t after_ns;    /* the listing must begin after this time; 0: no request waits for one */
+    int64_t asked_ns;    /* when the present wait was first seen; 0: not yet */
     uint64_t asked_step; /* counters.steps then */
-    int64_t forgone_ns;  /* requests that came before this time wait for no listing any more */
+    int64_t forgone_ns;  /* requests that came before this time no longer wait for a listing */
 };
 
 /* The head's search on disk. */
@@ -78,13 +78,13 @@ struct keeper {
     int free_slot_count;
     int64_t pages_reserved; /* by running sequences */
     uint64_t changes, head_changes;
-    uint64_t saves; /* 1, and more for each write that went on, ended or failed */
+    uint64_t saves; /* grows with each write that went on, ended or failed; begins with 1 */
     struct keeper_export export;
     struct keeper_import import;
     struct keeper_listing listing;
     struct keeper_search search;
     bool saving_all;     /* see keeper_save */
-    bool saving_ended;   /* nothing more is written */
+    bool saving_ended;   /* nothing more will be written */
     int64_t searched_ns; /* last search of the table for conversations to write */
 };
 
@@ -119,22 +119,22 @@ int64_t keeper_pages_free(const struct keeper *keeper);
 struct keeper_claim {
     const uint8_t *client; /* [16] */
     int64_t quota;  /* pages that its running requests leave of its quota; INT64_MAX: any number */
-    uint64_t saves; /* set where a conversation of the client has to be written first: the count of
-                       saves that the wait is over with any change of; otherwise not changed */
+    uint64_t saves; /* set if a conversation of the client must be written first: the wait ends when
+                       keeper.saves differs from it. Otherwise unchanged */
 };
 
 /* Returns the pages that the client may reserve or retain beside all that it has. */
 int64_t keeper_quota_free(const struct keeper *keeper, const struct keeper_claim *claim);
 
-/* Frees pages until `pages` fit beside the running sequences, in the client's quota and in the
- * pool. Removes conversations, for the quota the client's own, in their order of removal, and
- * `conv`, the one to continue, last: then its pages become part of the reservation, and *consumed
- * is set. Otherwise returns the reason to wait: a sequence must end, or a conversation be written,
- * first. */
+/* Frees pages until `pages` fit in the pool beside the running sequences, and in the client's
+ * quota. Removes conversations in their order of removal, for the quota only the client's own.
+ * `conv`, the conversation to continue, is removed last: its pages then become part of the
+ * reservation, and *consumed is set. If that is not possible now, returns the reason to wait: a
+ * sequence must end, or a conversation be written, first. */
 enum engine_wait keeper_reclaim(struct keeper *keeper, struct keeper_claim *claim, int64_t pages,
                                 const struct conversation *conv, bool *consumed);
-/* Removes conversations until there are places for `more`, and until their memory fits the pool.
- * Returns false when the next one to remove has to be written first. */
+/* Removes conversations until there are places for `more` and their memory fits the pool. Returns
+ * false if the next one must be written first. */
 bool keeper_reclaim_places(struct keeper *keeper, int more);
 
 /* ---- Conversations ---- */
@@ -155,10 +155,11 @@ enum engine_wait keeper_find(struct keeper *keeper, struct keeper_find *find);
  * any more. */
 void keeper_end_search(struct keeper *keeper);
 
-/* Forks the conversation's streams into a slot: *slot is taken also where the fork fails. */
+/* Forks the conversation's streams into a slot. *slot is taken even if the fork fails. */
 int keeper_fork(struct keeper *keeper, const struct conversation_match *match, uint64_t hint,
                 int32_t *slot);
-/* Takes a conversation out of the table and returns its slot; the checkpoint of its turn goes. */
+/* Removes a conversation from the table and returns its slot; the checkpoint of its turn is
+ * removed, too. */
 int32_t keeper_consume(struct keeper *keeper, struct conversation *conv);
 
 /* Fills in what the conversation holds: held, fullest, entries and pages. */
@@ -170,17 +171,17 @@ void keeper_measure(const struct keeper *keeper, const struct kern_report *repor
 bool keeper_retain(struct keeper *keeper, struct conversation *conv, uint64_t replaces,
                    const struct engine_request *request);
 
-/* Takes a conversation out of the table and gives its slot back. */
+/* Removes a conversation from the table and gives its slot back. */
 void keeper_drop(struct keeper *keeper, struct conversation *conv, const char *why);
-/* The same because its memory or its place is needed. Unless it is on disk, it is noted as gone, so
- * that a request that could have continued it reports why it cannot. */
+/* Removes a conversation because its memory or its place is needed. Unless it is on disk, the
+ * removal is remembered, so that a request that could have continued it reports the reason. */
 void keeper_displace(struct keeper *keeper, struct conversation *conv, const char *why);
 /* Drops a checkpoint whose sequence is not kept as a conversation, unless other requests continued
  * it. */
 void keeper_drop_checkpoint(struct keeper *keeper, uint64_t id);
 
-/* Forgets a conversation and the superseded one it came from, also on disk. ERR_NOTFOUND. Between
- * steps. */
+/* Deletes a conversation and the superseded one that it continued, also on disk. ERR_NOTFOUND.
+ * Called between steps. */
 int keeper_delete(struct keeper *keeper, uint64_t id);
 /* Deletes the conversations whose time to live has ended, in memory and on disk, and nothing of the
  * turns that they continued. Between steps. */
@@ -188,10 +189,10 @@ void keeper_expire(struct keeper *keeper, int64_t now_ns);
 
 /* ---- The store ---- */
 
-/* Has a conversation written soon, for somebody who waits for its file. ERR_BUSY: not written yet;
- * 0: the file is there; ERR_NOTFOUND: the conversation is neither in memory nor on disk;
- * ERR_UNSUPPORTED: it is never written (superseded, or its policy keeps everything); ERR_LIMIT:
- * its file would be too large; ERR_IO: it could not be written. Between steps. */
+/* Writes a conversation soon, because somebody waits for its file. ERR_BUSY: not written yet; 0:
+ * the file is there; ERR_NOTFOUND: the conversation is neither in memory nor on disk;
+ * ERR_UNSUPPORTED: it is never written (superseded, or its policy keeps everything); ERR_LIMIT: its
+ * file would be too large; ERR_IO: it could not be written. Called between steps. */
 int keeper_write(struct keeper *keeper, uint64_t id);
 
 /* Continues to write and restore conversations, a few blocks at a time. Called before every step
@@ -201,9 +202,9 @@ void keeper_save(struct keeper *keeper, int64_t now_ns, bool all);
 /* Called when the backend has failed: conversations that are not written yet are lost, and nothing
  * waits for them. */
 void keeper_end_saving(struct keeper *keeper);
-bool keeper_copying(const struct keeper *keeper); /* there is more to do right now */
-bool keeper_saving(const struct keeper *keeper);  /* the next write cannot begin yet */
-bool keeper_unsaved(struct keeper *keeper);       /* not everything is on disk yet */
+bool keeper_copying(const struct keeper *keeper); /* there is more to copy right now */
+bool keeper_saving(const struct keeper *keeper);  /* the next write must wait for the present one */
+bool keeper_unsaved(struct keeper *keeper); /* something that can be written is not on disk yet */
 bool keeper_wants_saving(const struct keeper *keeper, const struct conversation *conv);
 int64_t
 keeper_next_save_ns(const struct keeper *keeper); /* time of the next write; INT64_MAX: none */

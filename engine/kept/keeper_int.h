@@ -11,7 +11,7 @@ static inline int keeper_block_count(const struct keeper *keeper) {
     return 1 + (int)keeper_streams(keeper) + keeper->options.shape.states;
 }
 
-/* Has the head tried again, whatever the others wait for. */
+/* Notes that the head may be tried again, whatever the others wait for. */
 static inline void keeper_note_head_change(struct keeper *keeper) {
     keeper->head_changes++;
 }
@@ -35,7 +35,8 @@ void keeper_count_lost(struct keeper *keeper, uint64_t id);
  * is like any other, and the file stays as its copy. */
 void keeper_continue_import(struct keeper *keeper, size_t most);
 void keeper_end_import(struct keeper *keeper); /* does nothing without one */
-/* Lets requests be tried again whose file was read, or whose directory was listed. */
+/* Ends waits for a file that was read, or for a directory that was listed, so that the requests are
+ * tried again. */
 void keeper_end_waits(struct keeper *keeper, int64_t now_ns);
 
 #endif

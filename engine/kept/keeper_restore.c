@@ -50,7 +50,7 @@ void keeper_continue_import(struct keeper *keeper, size_t most) {
     keeper_end_import(keeper);
 }
 
-/* The conversation counts for the quota of the request that asked for it. */
+/* Adds the conversation that arrives; it counts for the quota of the request that asked for it. */
 static bool add_arriving(struct keeper *keeper, const struct keeper_claim *claim,
                          const struct state_view *view) {
     const struct state_head *head = &view->head;
@@ -99,7 +99,8 @@ static enum restored begin_import(struct keeper *keeper, struct keeper_claim *cl
         store_ignore(keeper->options.store, id);
         return NOT_THIS_ONE;
     }
-    /* The head must not wait for running requests of its own client: others wait for the head. */
+    /* The head must not wait for running requests of its own client, because others wait for the
+     * head. */
     if (pages > claim->quota) {
         keeper->search.lost = ENGINE_MISS_TOO_LARGE;
         return START_WITHOUT;
@@ -166,7 +167,7 @@ static enum restored restore_one(struct keeper *keeper, struct keeper_claim *cla
 static bool is_listed(struct keeper *keeper, int64_t queued_ns) {
     if (queued_ns <= keeper->listing.forgone_ns) return true;
     if (store_fresh(keeper->options.store, queued_ns)) return true;
-    int64_t *after = &keeper->listing.after_ns; /* the oldest one's: newer ones delay nobody */
+    int64_t *after = &keeper->listing.after_ns; /* the oldest request's */
     if (*after == 0 || queued_ns < *after) *after = queued_ns;
     return false;
 }
@@ -185,7 +186,7 @@ static uint64_t search_disk(struct keeper *keeper, const struct conversation_que
     return search->id;
 }
 
-/* Restores the conversation on disk that the head would use. */
+/* Restores the conversation on disk that the head of the queue would use. */
 static enum engine_wait restore_for_head(struct keeper *keeper, struct keeper_find *find) {
     enum engine_wait wait = ENGINE_WAIT_ARRIVAL;
     for (enum restored result = RESTORED; result != START_WITHOUT;) {

@@ -13,14 +13,14 @@
 #include "base/mem.h"
 #include "engine/kept/keeper_int.h"
 
-#define SEARCH_NS 100000000 /* between searches of the table */
+#define SEARCH_NS 100000000 /* time between searches of the table */
 
 bool keeper_wants_saving(const struct keeper *keeper, const struct conversation *conv) {
     return keeper->options.store && !keeper->saving_ended && conv->saved == CONVERSATION_UNSAVED &&
            !conversation_superseded(conv) && !conv->checkpoint && state_holds(&conv->kv);
 }
 
-/* Has the requests tried again that wait until a conversation may be removed. */
+/* Notes a change that may end the wait of requests for a conversation to be removed. */
 static void note_save_change(struct keeper *keeper) {
     keeper_note_head_change(keeper);
     keeper->saves++;
@@ -82,8 +82,8 @@ uint64_t keeper_name(const struct keeper *keeper, const struct conversation *con
     return state_name(&head);
 }
 
-/* Returns the bytes of a conversation whose file was deleted for others and fits again, with `more`
- * bytes beside it; 0 for any other conversation. */
+/* Returns the bytes of a conversation whose file was deleted to make room and fits again, beside
+ * `more` bytes; 0 for any other conversation. */
 static int64_t returning_bytes(struct keeper *keeper, const struct conversation *conv,
                                int64_t more) {
     bool on_disk = conv->id != 0 && conv->saved == CONVERSATION_SAVED && !conv->checkpoint;
@@ -97,7 +97,8 @@ static int64_t returning_bytes(struct keeper *keeper, const struct conversation 
     return store_may_return(keeper->options.store, conv->id, size + more) ? size : 0;
 }
 
-/* When the engine drains, writes those again whose files were deleted for others and fit now. */
+/* When the engine drains, marks conversations whose files were deleted to make room, and fit again,
+ * to be written once more. */
 static void return_deleted(struct keeper *keeper) {
     struct conversation_table *table = &keeper->table;
     int64_t sum = 0;
@@ -111,7 +112,7 @@ static void return_deleted(struct keeper *keeper) {
 static void begin_export(struct keeper *keeper, struct conversation *conv) {
     struct keeper_export *export = &keeper->export;
     CHECK(!export->data);
-    conv->asked = false; /* an order to write is for this write */
+    conv->asked = false; /* this write carries out an order to write */
     uint64_t *sizes = mem_try_alloc((size_t)keeper_block_count(keeper), sizeof *sizes);
     size_t bytes = sizes ? measure_blocks(keeper, conv, sizes) : 0;
     size_t size =
@@ -246,7 +247,7 @@ int keeper_write(struct keeper *keeper, uint64_t id) {
     switch (conv->saved) {
     case CONVERSATION_SAVED:
         if (store_has(keeper->options.store, id)) return 0;
-        conv->saved = CONVERSATION_UNSAVED; /* the file made room for others */
+        conv->saved = CONVERSATION_UNSAVED; /* the file was deleted to make room */
         break;
     case CONVERSATION_WRITING:
         return ERR_BUSY;

@@ -58,9 +58,9 @@ struct engine_constraint {
 
 void constraint_table_open(struct constraint_table *table,
                            const struct constrain_vocabulary *vocabulary);
-/* From now on no mask wakes a replica. */
+/* Called when masks must no longer wake a replica. */
 void constraint_table_stop(struct constraint_table *table);
-void constraint_table_close(struct constraint_table *table); /* nothing is in use any more */
+void constraint_table_close(struct constraint_table *table); /* no constraint is in use any more */
 int constraint_open(struct constraint_table *table, const struct constrain_part *part,
                     struct engine_constraint **out, struct fault *fault);
 void constraint_close(struct constraint_table *table, struct engine_constraint *constraint);
@@ -110,10 +110,10 @@ void constraint_note(struct constraint_run *run, const struct engine_request *re
 struct constraint_text {
     const char *text;
     size_t size;
-    bool last;           /* no token follows: there is no mask, only the question if it is whole */
+    bool last;           /* no token follows: no mask is made, only `whole` is decided */
     const int32_t *ends; /* tokens that end the answer, allowed where the text is whole */
     int end_count;
-    bool hold; /* ends are allowed only where nothing else may follow */
+    bool hold; /* ends are allowed only if nothing else may follow */
     struct mask_wake wake;
 };
 
@@ -123,13 +123,13 @@ struct constraint_work {
     uint64_t spent;
 };
 
-/* Fills run->mask for the token after the text; *whole: the last token was one of the language and
- * nothing may follow it. ERR_BUSY: not yet; `wake` is called when the result has come. Other errors
- * as constrain_next; ERR_INVALID: no token may follow. */
+/* Fills run->mask for the token after the text. *whole: the last token belonged to the language,
+ * and nothing may follow it. ERR_BUSY: not yet; `wake` is called when the result is there. Other
+ * errors are those of constrain_next; ERR_INVALID: no token may follow. */
 int constraint_fill(struct constraint_run *run, const struct engine_request *request,
                     const struct constraint_text *text, struct constraint_work *work, bool *whole);
-/* Writes at most `most` bytes that probably follow the text, which the last mask follows
- * (constrain_foresee); returns how many. */
+/* Writes at most `most` bytes that probably follow the text of the last mask (constrain_foresee);
+ * returns how many. */
 size_t constraint_foresee(const struct constraint_run *run, const struct engine_request *request,
                           const char *text, size_t size, char *out, size_t most,
                           struct constraint_work *work);

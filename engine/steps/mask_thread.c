@@ -48,7 +48,7 @@ void mask_task_drop(struct mask_thread *thread, struct mask_task *task) {
 
 /* ---- The thread ---- */
 
-/* Both are called with the lock. */
+/* add_last and its counterpart are called with the lock held. */
 static void add_last(struct mask_thread *thread, struct mask_task *task) {
     task->next_task = NULL;
     if (thread->first == NULL)
@@ -64,7 +64,7 @@ static struct mask_task *pop_task(struct mask_thread *thread) {
     return task;
 }
 
-/* Gives a task its slice; called with the lock, which is free meanwhile. */
+/* Runs a slice of a task. Called with the lock held; the lock is released meanwhile. */
 static void run_slice(struct mask_thread *thread, struct mask_task *task) {
     struct mask_wake wake = {0};
     if (!task->dropped) {

@@ -22,7 +22,7 @@
 #define MASK_SLICE_WORK 16000 /* first slice of a task; the next ones double */
 #define MASK_NICE       10    /* about a tenth of a processor that others want to use, too */
 
-/* Called by the thread when a task has ended; may be {NULL}. */
+/* A function that the thread calls when a task has ended; {NULL}: none. */
 struct mask_wake {
     void (*call)(void *arg);
     void *arg;
@@ -40,8 +40,8 @@ struct mask_task {
     size_t size;
     uint64_t slice;
     int rc;           /* result, after `done` */
-    bool dropped;     /* nobody waits for it; under the thread's lock */
-    atomic_bool done; /* the owner's alone from now on */
+    bool dropped;     /* no owner waits for it; guarded by the thread's lock */
+    atomic_bool done; /* from now on the owner alone uses the task */
     struct mask_task *next_task;
 };
 
@@ -54,13 +54,13 @@ struct mask_thread {
 };
 
 int mask_thread_open(struct mask_thread *thread); /* ERR_NOMEM */
-/* Ends the thread: no task wakes anybody after it. */
+/* Ends the thread. After it no task wakes anybody. */
 void mask_thread_stop(struct mask_thread *thread);
 /* Stops it, and frees the tasks that were not done. All owners have dropped theirs. */
 void mask_thread_close(struct mask_thread *thread);
 
-/* A task for the text so far; the caller fills `language`, `release` and `wake` and posts it. NULL:
- * no memory. */
+/* Makes a task for the text so far. The caller fills in `language`, `release` and `wake`, and posts
+ * it. NULL: no memory. */
 struct mask_task *mask_task_open(const struct constrain_at *at, const char *text, size_t size,
                                  size_t mask_words);
 /* Hands a task over. ERR_NOMEM: there is no thread, and the task stays the caller's. */
@@ -70,7 +70,7 @@ static inline bool mask_task_done(const struct mask_task *task) {
     return atomic_load_explicit(&task->done, memory_order_acquire);
 }
 
-/* The owner has read the result, or no longer wants one. */
+/* Gives the task up: its owner has read the result, or no longer wants it. */
 void mask_task_drop(struct mask_thread *thread, struct mask_task *task);
 
 #endif

@@ -9,7 +9,8 @@
 #include "base/mem.h"
 #include "engine/engine.h"
 
-/* tokens[count - 1] and its text are written; of the text `safe` bytes may be shown. */
+/* Publishes tokens[count - 1], which is written, and its text, of which `safe` bytes may be shown.
+ */
 static inline void publish_token(struct engine_choice *choice, uint32_t count, size_t safe) {
     atomic_store_explicit(&choice->text_safe, safe, memory_order_release);
     atomic_store_explicit(&choice->token_count, count, memory_order_release);
@@ -32,12 +33,12 @@ static inline int publish_live_open(struct engine_job *job, size_t streams) {
     return 0;
 }
 
-/* The report that is to be written next, or NULL. */
+/* Returns the report to write next; NULL: there are no live reports. */
 static inline struct engine_held *publish_held_next(const struct engine_job *job) {
     return job->live ? &job->live->held[job->live->writing] : NULL;
 }
 
-/* Hands the written report over. It replaces one that was not read. */
+/* Hands the written report over. It replaces an older one that was not read yet. */
 static inline void publish_held(struct engine_job *job) {
     struct engine_live *live = job->live;
     live->writing = atomic_exchange_explicit(&live->between, live->writing | ENGINE_LIVE_NEW,
@@ -45,7 +46,7 @@ static inline void publish_held(struct engine_job *job) {
                     ~ENGINE_LIVE_NEW;
 }
 
-/* After the ends of its choices. The job is the submitter's from here on. */
+/* Hands the job back to its submitter, after the ends of its choices. */
 static inline void publish_job_end(struct engine_job *job) {
     atomic_store_explicit(&job->finished, 1, memory_order_release);
 }

@@ -56,15 +56,15 @@ struct queue_capacity {
 struct queue {
     struct queue_client *records; /* [records_max]; the first `record_count` have had a client */
     int records_max, record_count;
-    int waiting;                 /* jobs */
-    int clients;                 /* clients with jobs, waiting or running */
-    int64_t least;               /* `served` of a client that begins; never falls */
-    uint64_t arrived;            /* number of jobs so far; the next job's number */
-    int places;                  /* the most sequences that run at once */
-    uint64_t step;               /* see queue_plan_places */
-    int64_t weights;             /* sum of those of the clients that have a share of the places */
-    int kept;                    /* places kept free for clients below their shares */
-    bool several;                /* there is more than one client, seen or not */
+    int waiting;      /* jobs */
+    int clients;      /* clients with jobs, waiting or running */
+    int64_t least;    /* `served` of a client that begins; never falls */
+    uint64_t arrived; /* number of jobs so far; the next job's number */
+    int places;       /* the most sequences that run at once */
+    uint64_t step;    /* see queue_plan_places */
+    int64_t weights;  /* sum of the weights of the clients that have a share of the places */
+    int kept;         /* places kept free for clients below their shares */
+    bool several;     /* there is more than one client, seen or not */
     struct queue_capacity guest; /* see queue_plan_places */
     uint64_t border;             /* number of jobs that had arrived when the last wide job ended */
     int first;                   /* clients that go before wide jobs of others */

@@ -83,7 +83,7 @@ bool sched_first_waits(const struct sched *sched, const struct sequence *leader)
 
 /* Decides which running sequences sit out this step (seq->sits_out). Returns whether some do. */
 bool sched_plan_turns(struct sched *sched);
-/* Nobody sits out: those whose turn it was have no row. */
+/* Lets every sequence take part, because those whose turn it was have no row. */
 void sched_skip_turns(struct sched *sched);
 /* Returns how many prompt rows a step with this many answers may have. */
 int32_t sched_prompt_rows(const struct sched *sched, int streams);

@@ -78,8 +78,8 @@ static void rotate_answers(struct sched *sched, const struct work *work, int par
     }
 }
 
-/* All sequences of crowding clients, or of the others, sit out that read their prompts, or that
- * generate. */
+/* Lets sequences sit out: those of crowding clients (`crowd`) or of the others that read their
+ * prompts (`prompts`) or that generate. */
 static void set_aside(struct sched *sched, bool crowd, bool prompts) {
     for (int i = 0; i < sched->running; i++) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
