@@ -17,8 +17,8 @@
  *   IQ4_XS 256: d, u16 and 4 bytes with 8 scales s of 6 bits, 8 x 16 bytes of nibbles;
  *               d (s - 32) BLOCK_IQ4[n]
  *   MXFP4 32: e, nibbles                    2^(e - 127) E2M1[n]
- *   NVFP4 64: 4 scales d of E4M3 without a sign, for 16 numbers each, and 4 x 8 bytes of nibbles,
- * of which byte i has number i in its low and i + 8 in its high half; d E2M1[n]
+ *   NVFP4 64: 4 scales d of E4M3 without a sign, for 16 numbers each, and 4 x 8 bytes of nibbles:
+ *             byte i has number i in its low half, i + 8 in its high half; d E2M1[n]
  */
 #include "model/blocks.h"
 

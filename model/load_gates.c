@@ -1,4 +1,4 @@
-/* Gates: from a file that is given or found, or random ones. */
+/* Loads gates: from a file that is given or found, or random ones. */
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
@@ -15,9 +15,9 @@
 
 /* ---- The base model ---- */
 
-/* Gates of another model are refused. Every quantisation of a model has its vectors; other matrices
- * beside them are the model in another quantisation, or fine-tuned, for which the gates may do,
- * unless they were fitted here: then this model gets its own. */
+/* Refuses gates of another model. Every quantisation of a model has the same `vectors`. If only the
+ * matrices differ, the gates belong to the model in another quantisation, or to a fine-tuned one,
+ * and may be used, unless they were fitted on this machine: then this model gets its own. */
 static int check_base(const struct model *model, const struct weights *weights,
                       const struct base_digest *base, enum gates_from from, struct fault *fault) {
     struct base_digest found;
@@ -60,7 +60,7 @@ static int load_gate_layers(struct model *model, struct gates *gates, bool check
     return rc;
 }
 
-/* Prefixes an error inside the file with the file's name, and says what to do. */
+/* Puts the file's name in front of an error inside the file, and says what to do. */
 static int in_gates_file(int rc, const char *path, enum gates_from from, struct fault *fault) {
     if (!fault) return rc;
     struct fault inside = *fault;
@@ -72,7 +72,7 @@ static int in_gates_file(int rc, const char *path, enum gates_from from, struct 
                      inside.field[0] ? ": " : "", inside.text, instead);
 }
 
-/* Gates of a model with other sizes are refused by the first tensor that does not fit. */
+/* Refuses gates of a model with other sizes, by the first tensor that does not fit. */
 static int refuse_sizes(const struct gates_shape *shape, struct fault *fault) {
     if (!fault) return ERR_INVALID;
     struct fault inside = *fault;

@@ -39,7 +39,8 @@ static int load_config(struct model_config *out, const char *dir, int context,
     return rc;
 }
 
-/* modelopt's older directories say nothing in config.json, and all in a file of their own. */
+/* Reads hf_quant_config.json: modelopt's older directories say nothing in config.json and
+ * everything in this file. */
 static int load_quantization(struct model_config *config, const char *dir, struct fault *fault) {
     static const char name[] = "hf_quant_config.json";
     static const struct json_limits limits = {
@@ -66,7 +67,7 @@ static int load_quantization(struct model_config *config, const char *dir, struc
     return rc;
 }
 
-/* Where layers have different numbers of KV heads: the least; else 0. */
+/* Returns the least number of KV heads of a layer if layers differ in it; else 0. */
 static int least_heads(const struct model_config *c) {
     int least = c->heads_kv;
     for (int i = 0; i < c->cache_layers && c->heads; i++)
@@ -173,7 +174,8 @@ static int open_scratch(struct model *model, struct fault *fault) {
     return 0;
 }
 
-/* Files of Qwen3.5 have one tensor for all experts, those in fewer bits may have one for each. */
+/* Finds whether the files have one tensor for all experts, as those of Qwen3.5 do; files in fewer
+ * bits may have one for each. */
 static void find_stacked(struct model_config *config, const struct weights *weights) {
     char name[TENSOR_NAME_MAX];
     config->stacked_experts = false;

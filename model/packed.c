@@ -16,22 +16,22 @@
 
 struct packed {
     enum packing_kind kind;
-    const char *codes, *zeros; /* zeros NULL: all are 8 */
-    int less_one;              /* added to stored zero points */
+    const char *codes, *zeros; /* zeros NULL: all zero points are 8 */
+    int less_one;              /* is added to stored zero points */
     struct tensor scales;
-    int64_t rows, cols, group, groups; /* FP8: inputs and numbers of blocks side by side */
-    int64_t block_rows;                /* FP8 */
-    bool narrow;                       /* FP8: bf16 holds all products */
+    int64_t rows, cols, group, groups; /* FP8: inputs of a block, and blocks side by side */
+    int64_t block_rows;                /* FP8: outputs of a block */
+    bool narrow;                       /* FP8: bf16 holds every product of a code and its scale */
     float unit;                        /* NVFP4: half the scale of the matrix */
 };
 
-/* The memory that a joined table's entries refer to. */
+/* The memory that the entries of a joined table refer to. */
 struct packed_set {
     struct packed *matrices;
     char *names;
 };
 
-/* Tensors of a kind, by the ends of their names. */
+/* The tensors that a matrix of one kind consists of, by the ends of their names. */
 struct parts {
     const char *type, *codes, *zeros, *scales, *index, *shape, *whole;
 };
@@ -52,9 +52,9 @@ struct joining {
     const struct parts *parts;
     struct tensor *tensors;
     size_t count;
-    bool *used; /* [count] entries that are part of a matrix */
+    bool *used; /* [count] the entry is part of a matrix */
     struct packed_set *set;
-    struct tensor *made; /* [made_count] entries of matrices */
+    struct tensor *made; /* [made_count] entries for the matrices */
     size_t made_count;
     char *name; /* where the next name goes in set->names */
     struct fault *fault;
@@ -72,7 +72,7 @@ static int number_at(const char *words, int64_t index, int place) {
     return (int)(word_at(words, index) >> 4 * place & 15);
 }
 
-/* The place in its word of an output that AWQ packs. */
+/* Returns the place of an output inside a word in which AWQ packs eight. */
 static int awq_place(int64_t row) {
     const int in_word = (int)(row % WORD);
     return in_word / 2 + in_word % 2 * 4;
@@ -93,7 +93,7 @@ static float scale_at(const struct packed *p, int64_t row, int64_t group) {
     return scale;
 }
 
-/* Numbers of KERN_BLOCK inputs from `col` on. */
+/* Reads the numbers of KERN_BLOCK inputs, from `col` on. */
 static void read_codes(const struct packed *p, int64_t row, int64_t col, int offset, int8_t *n) {
     const int place = awq_place(row);
     for (int i = 0; p->kind == PACKING_AWQ && i < KERN_BLOCK; i++)
@@ -199,7 +199,8 @@ static int compare_names(const void *a, const void *b) {
     return strcmp(((const struct tensor *)a)->name, ((const struct tensor *)b)->name);
 }
 
-/* The tensor whose name is that of the codes with another end, marked as used; or NULL. */
+/* Finds the tensor whose name is that of the codes with another end, and marks it as used; NULL:
+ * there is none. */
 static struct tensor *part_of(struct joining *j, const struct tensor *codes, const char *end) {
     char name[512];
     const int stem = (int)(strlen(codes->name) - strlen(j->parts->codes));
@@ -231,7 +232,7 @@ static int expect(struct joining *j, const struct tensor *tensor, const char *ty
                      (long long)second);
 }
 
-/* The groups must be those of the inputs' order. Older files have zeros where it is so. */
+/* Checks that the groups follow the order of the inputs. Older files have zeros in that case. */
 static int check_index(struct joining *j, const struct packed *p, const struct tensor *index) {
     bool zeros = !j->how->reordered, ordered = true;
     if (strcmp(index->type, "I32") != 0 || index->dims != 1 || index->shape[0] != p->cols)
@@ -247,8 +248,8 @@ static int check_index(struct joining *j, const struct packed *p, const struct t
                      "inputs are not in the order of their groups (desc_act)");
 }
 
-/* Symmetric files have 8 in every place, or 7 where it is stored less 1. Both are found under
- * either name of the format. Zeros stays NULL where all zero points are 8. */
+/* Finds the zero points. Symmetric files have 8 in every place, or 7 if it is stored less 1; both
+ * are found under either name of the format. p->zeros stays NULL if all zero points are 8. */
 static int take_zeros(struct joining *j, struct packed *p, const struct tensor *zeros) {
     const size_t words = zeros->bytes / sizeof(uint32_t);
     const uint32_t eights = 0x88888888u, sevens = 0x77777777u;
@@ -322,7 +323,7 @@ static int64_t blocks_across(int64_t count, int64_t block) {
     return (count + block - 1) / block;
 }
 
-/* Finds the scales; `mark`: they become part of the matrix. */
+/* Finds the scales of a matrix. `mark`: they become part of it. */
 static const struct tensor *fp8_scales(struct joining *j, const struct tensor *codes, bool mark) {
     static const char *const ends[] = {".weight_scale_inv", ".weight_scale"};
     const struct tensor *scales = NULL;
@@ -333,7 +334,7 @@ static const struct tensor *fp8_scales(struct joining *j, const struct tensor *c
     return scales;
 }
 
-/* Do the sizes of the scales beside 1 say one for each block, and not one for each output? */
+/* Returns whether the scales have the sizes of one for each block, not of one for each output. */
 static bool has_block_scales(const struct joining *j, const struct tensor *codes,
                              const struct tensor *scales) {
     int64_t count = 1;
@@ -350,7 +351,8 @@ static bool is_fp8_matrix(struct joining *j, const struct tensor *tensor) {
     return scales && has_block_scales(j, tensor, scales);
 }
 
-/* bf16 has 8 bits of mantissa and E4M3 has 4: products fit where a scale has 4. */
+/* Returns whether bf16 holds all products: bf16 has 8 bits of mantissa and E4M3 has 4, so it does
+ * if the scales have at most 4. */
 static bool is_narrow(const struct packed *p, int64_t scales) {
     for (int64_t i = 0; i < scales; i++) {
         float scale = 0;
@@ -427,7 +429,7 @@ static bool ends_with(const char *name, const char *end) {
     return size > tail && strcmp(name + size - tail, end) == 0;
 }
 
-/* Finds the format that the name ends with; `end` becomes that part. */
+/* Finds the format with which the name ends; `end` becomes that part of the name. */
 static bool own_format(const char *name, char end[16], uint32_t *format) {
     static const uint32_t formats[] = {GGUF_FORMAT_Q8_0, GGUF_FORMAT_Q4_1};
     for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++) {
@@ -456,7 +458,8 @@ static int make_own(struct joining *j, const struct tensor *from, uint32_t forma
 
 /* ---- The table ---- */
 
-/* Does the entry stand for a matrix? `end`: the part of its name that does not name the matrix. */
+/* Returns whether the entry stands for a matrix. `end`: the part of its name that does not name the
+ * matrix. */
 static bool is_main(struct joining *j, const struct tensor *tensor, char end[16],
                     uint32_t *format) {
     if (j->how->kind == PACKING_OWN) return own_format(tensor->name, end, format);
@@ -494,7 +497,7 @@ static int make_matrix(struct joining *j, size_t index, const char *end, uint32_
     return 0;
 }
 
-/* Memory for all matrices of the table. */
+/* Allocates memory for all matrices of the table. */
 static int reserve(struct joining *j, size_t matrices, size_t name_bytes) {
     j->set = mem_try_alloc(1, sizeof *j->set);
     if (!j->set) return ERR_NOMEM;
@@ -521,7 +524,7 @@ static int join(struct joining *j) {
     return rc;
 }
 
-/* Puts the matrices in the place of their parts. Returns the number of entries. */
+/* Replaces the parts by the matrices. Returns the number of entries. */
 static size_t replace(struct joining *j) {
     size_t kept = 0;
     for (size_t i = 0; i < j->count; i++)

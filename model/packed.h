@@ -57,7 +57,7 @@ enum packing_kind {
     PACKING_OWN            /* keepd's */
 };
 
-/* The description of such matrices in config.json. */
+/* How config.json describes such matrices. */
 struct packing {
     enum packing_kind kind;
     int group;                  /* inputs of a group, a multiple of 32; 0: all inputs */
@@ -74,30 +74,30 @@ struct tensor; /* model/weights.h */
 struct packed; /* one matrix of AWQ, GPTQ, compressed-tensors or FP8 */
 struct block;
 
-/* Joins the tensors of each matrix in place. The table is sorted by name, before and after, and
- * becomes shorter. *out, which entries refer to, is given to packed_close after their last use,
- * also after a failure; the table is then of no use. Errors name the tensor. */
+/* Joins the tensors of each matrix in place. The table is sorted by name before and after, and
+ * becomes shorter. Its entries refer to *out, which the caller closes by packed_close after their
+ * last use, also after a failure; the table cannot be used then. Errors name the tensor. */
 struct packed_set;
 int packed_join(const struct packing *how, struct tensor *tensors, size_t *count,
                 struct packed_set **out, struct fault *fault);
 void packed_close(struct packed_set *set);
 
-/* The type of the matrix in blocks: of NVFP4 KERN_Q8S, else KERN_Q4 where all zero points are 8 and
- * KERN_Q4M where they are not. False: FP8, which is in none. */
+/* Returns the type of the matrix in blocks: KERN_Q8S for NVFP4, else KERN_Q4 if all zero points are
+ * 8, and KERN_Q4M otherwise. false: FP8, which has no such form. */
 bool packed_blocks_dtype(const struct packed *packed, enum kern_dtype *dtype);
-/* The GGUF type whose blocks are of the same kind, or one that has none. */
+/* Returns the GGUF type whose blocks are of the same kind; for FP8, one that has no blocks. */
 uint32_t packed_format(const struct packed *packed);
-/* The narrowest type that holds all its numbers: F32, of FP8 perhaps BF16. */
+/* Returns the narrowest type that holds all its numbers: F32; for FP8 perhaps BF16. */
 enum kern_dtype packed_dtype(const struct packed *packed);
-/* FP8: how many factors a row has, each of *group inputs; *group 0: one, of all inputs. Returns 0
- * for other kinds, and where groups are no multiple of KERN_BLOCK. */
+/* FP8: returns how many factors a row has, each of *group inputs; *group 0: one factor for all
+ * inputs. Returns 0 for other kinds, and if the groups are not multiples of KERN_BLOCK. */
 int64_t packed_row_scales(const struct packed *packed, int64_t *group);
-/* Reads the factors of a row. False: one of them is no number from 0 on. */
+/* Reads the factors of a row. false: one of them is not a number of at least 0. */
 bool packed_read_scales(const struct packed *packed, int64_t row, float *out);
-/* Writes blocks [first, first + count) of a row; not of FP8. */
+/* Writes blocks [first, first + count) of a row; not for FP8. */
 void packed_blocks(const struct packed *packed, int64_t row, int64_t first, int64_t count,
                    struct block *out);
-/* Numbers [at, at + count) of a row, as float32; whole blocks, but of FP8 any. */
+/* Writes the numbers [at, at + count) of a row as float32; whole blocks, except for FP8. */
 void packed_read(const struct packed *packed, int64_t row, int64_t at, int64_t count, float *out);
 
 #endif

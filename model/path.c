@@ -10,10 +10,10 @@
 
 #include "base/kind.h"
 
-#define NAMES_MAX 4096 /* a folder with more names is not judged */
+#define NAMES_MAX 4096 /* a folder with more names is not examined */
 #define NAME_ROOM 256
 
-/* Kinds of files, by their names. The first row that a name fits is its kind. */
+/* Kinds of files, by their names. A name belongs to the first row that it fits. */
 enum found {
     FOUND_CONFIG,
     FOUND_INDEX,
@@ -34,7 +34,7 @@ enum found {
 
 static const struct {
     enum found kind;
-    bool end; /* the name ends so; else it is the name */
+    bool end; /* true: the name ends so; false: it is the whole name */
     const char *name;
 } name_rows[] = {
     {FOUND_CONFIG, false, "config.json"},
@@ -66,9 +66,8 @@ static const struct {
     {FOUND_SNAPSHOTS, false, "snapshots"}, /* a folder of the Hugging Face cache */
 };
 
-/* The content of a folder: how many files of each kind, and the name of one, the first by the
- * alphabet.
- */
+/* The files of a folder: how many there are of each kind, and the alphabetically first name of
+ * each. */
 struct folder {
     const char *path;
     int count[FOUND_KINDS];
@@ -127,7 +126,7 @@ static int say_snapshots(const struct folder *f, struct fault *fault) {
                      f->path, f->path);
 }
 
-/* The weights are there in another format, or not at all. */
+/* Explains a folder without weights, or with weights in another format. */
 static int say_weights(const struct folder *f, struct fault *fault) {
     const int rc = ERR_NOTFOUND;
     if (f->count[FOUND_UNFINISHED])
@@ -196,7 +195,8 @@ static int check_folder(const char *path, bool config_only, struct fault *fault)
     return say_weights(&f, fault);
 }
 
-/* A file beside a config.json is a part of a model: the fault names the directory. */
+/* Explains a path to a file beside a config.json: the file is part of a model, so the fault names
+ * the directory. */
 static int name_folder(const char *path, int rc, struct fault *fault) {
     const char *end = strrchr(path, '/');
     const int size = end ? (int)(end - path) : 0;

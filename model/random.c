@@ -1,4 +1,4 @@
-/* Weights and gates from a seeded generator, for timing. */
+/* Makes weights and gates from a seeded generator, for timing. */
 #include <math.h>
 
 #include "base/mem.h"
@@ -8,8 +8,8 @@
 #define GATE_WIDTH 64
 #define TAKEN      ((int64_t)1 << 12) /* words that a worker makes at a time */
 
-/* A word of splitmix64 makes four bf16 numbers of random sign and mantissa, with one of two
- * exponents around 1/sqrt(cols). Speed matters, the distribution does not. */
+/* Fills memory with bf16 numbers: a word of splitmix64 makes four, of random sign and mantissa,
+ * with one of two exponents around 1/sqrt(cols). Speed matters, the distribution does not. */
 struct filling {
     uint64_t seed, base;
     uint64_t *words;
@@ -39,7 +39,7 @@ void random_fill(struct cpu_team *team, uint64_t *random, uint64_t *words, size_
     *random += count * SPLITMIX_STEP;
 }
 
-/* In [-1, 1). */
+/* Returns a random number in [-1, 1). */
 static float random_number(uint64_t *random) {
     *random = *random * 6364136223846793005ull + 1442695040888963407ull;
     return (float)(*random >> 40) * 0x1p-23f - 1;
@@ -49,7 +49,7 @@ void random_vector(uint64_t *random, float *out, size_t count, float around) {
     for (size_t i = 0; i < count; i++) out[i] = around + random_number(random) / 4;
 }
 
-/* The matrices of a layer's latent attention. */
+/* Returns how many numbers the matrices of a layer's latent attention have. */
 static size_t latent_numbers(const struct model_config *c) {
     const struct kern_latent *latent = &c->latent;
     const size_t d = (size_t)c->d_model, heads = (size_t)c->heads_q, rank = (size_t)latent->rank;

@@ -10,7 +10,7 @@
 #include "model/blocks.h"
 #include "model/rows.h"
 
-#define CODES_LOOKED_AT ((size_t)4096) /* together, before one of them is looked for */
+#define CODES_LOOKED_AT ((size_t)4096) /* checked together, before a bad code is located */
 
 static bool is_sensitive(const struct model_config *config, const struct slot *slot, int layer) {
     const int eighth = config->layers / 8;
@@ -21,7 +21,8 @@ static bool is_sensitive(const struct model_config *config, const struct slot *s
 enum quantization rounding_format(const struct model_config *config, const struct slot *slot,
                                   int layer, enum quantization wanted) {
     const enum role first = slot->parts[0];
-    /* Mamba-2's rates, which 4 bits would serve badly, lie in one tensor with its other inputs. */
+    /* Mamba-2's rates lie in one tensor with its other inputs, and 4 bits would not be enough for
+     * them. */
     if (wanted > QUANTIZE_FP8 && (first == ROLE_MAMBA_Z || first == ROLE_MAMBA_B))
         return QUANTIZE_Q8;
     if (slot->shard == KERN_SHARD_NONE) return QUANTIZE_NONE;
@@ -46,16 +47,16 @@ bool rounding_is_done(const struct weights *weights, enum naming naming, const s
 
 /* ---- Sizes of inputs ---- */
 
-#define LEAST_SHARE 1e-3f /* smallest estimate, as a share of the mean */
+#define LEAST_SHARE 1e-3f /* the smallest estimate, as a part of the mean */
 #define ROWS_TAKEN  16
 
-/* The squared lengths of a matrix's rows. */
+/* The computation of the squared lengths of a matrix's rows. */
 struct lengths {
     const struct tensor *tensor;
     const struct tensor_rows *place;
     int64_t first, rows, cols;
     const float *inputs; /* [cols] weights of the squares */
-    float *out;          /* [rows] multiplied by them */
+    float *out;          /* [rows] each is multiplied by its row's squared length */
     float *room;         /* [threads][cols] */
     struct cpu_tickets tickets;
     _Atomic bool failed;
@@ -97,7 +98,7 @@ static bool multiply_lengths(const struct rounding *r, enum role role, int layer
     return !job.failed;
 }
 
-/* Squares of a norm's factors. */
+/* Reads the squares of a norm's factors. */
 static bool read_norm(const struct rounding *r, enum role role, int layer, float *out) {
     char name[TENSOR_NAME_MAX];
     const int64_t count = r->config->d_model;
@@ -113,7 +114,8 @@ static bool read_norm(const struct rounding *r, enum role role, int layer, float
     return true;
 }
 
-/* Query heads read the mean of the values of the head that they share. */
+/* Copies the values of a KV head to each query head that shares it: those read the mean of its
+ * values. */
 static void spread_heads(const struct model_config *c, int layer, const float *values, float *out) {
     const struct model_layer_config *its = &c->per_layer[layer];
     const int shared = c->heads_q / its->heads_kv, dim = its->head_dim;
@@ -177,7 +179,7 @@ bool rounding_inputs(const struct rounding *r, const struct slot *slot, int laye
 
 /* ---- Scales of E4M3 ---- */
 
-/* The first code that is not a number, or `count`. */
+/* Returns the first code that is not a number, or `count`. */
 static size_t find_nan(const uint8_t *codes, size_t count) {
     for (size_t at = 0, end; at < count; at = end) {
         unsigned any = 0;
@@ -196,7 +198,7 @@ int rounding_read_scales(const struct weights *weights, const char *name,
     size_t rows = (size_t)codes->shape[0], count = 1;
     snprintf(scale_name, sizeof scale_name, "%s_scale", name);
     const struct tensor *scale = weights_find(weights, scale_name);
-    if (!scale) { /* files with blocks name it so where the matrix is one block */
+    if (!scale) { /* files with blocks use this name if the matrix is one block */
         char other[sizeof scale_name];
         snprintf(other, sizeof other, "%s_scale_inv", name);
         scale = weights_find(weights, other);

@@ -9,13 +9,13 @@
 #include "kernels/number.h"
 #include "model/blocks.h"
 
-#define LOOKED_AT  ((int64_t)4096) /* together, before one of them is looked for */
-#define ROWS_TAKEN 16              /* a worker reads so many at a time */
+#define LOOKED_AT  ((int64_t)4096) /* checked together, before a bad number is located */
+#define ROWS_TAKEN 16              /* rows that a worker reads at a time */
 
-#define HEADS_MAX      1024 /* value heads, and the bytes of one in a row */
+#define HEADS_MAX      1024 /* most value heads, and most bytes of one in a row */
 #define HEAD_BYTES_MAX 4096
 
-#define AT_ONCE 256 /* numbers of blocks that are narrowed together; whole blocks */
+#define AT_ONCE 256 /* numbers that are narrowed together: whole blocks */
 
 struct rows_reading {
     const struct rows *rows;
@@ -25,10 +25,10 @@ struct rows_reading {
     bool made;            /* blocks become struct block */
     size_t from_bytes;    /* one row in the file */
     int64_t cols;
-    char *to;        /* NULL: they stay in the file */
-    size_t to_bytes; /* one row there */
+    char *to;        /* NULL: the rows stay in the file */
+    size_t to_bytes; /* bytes of one row in `to` */
     enum kern_dtype dtype;
-    _Atomic int64_t bad; /* the first element that is no finite number; INT64_MAX: none */
+    _Atomic int64_t bad; /* the first element that is not a finite number; INT64_MAX: none */
     struct cpu_tickets tickets;
 };
 
@@ -37,7 +37,7 @@ int64_t rows_source(const struct rows *rows, int64_t row) {
     return rows->place ? tensor_row(rows->place, row) : row;
 }
 
-/* Dimensions that number the rows; those of a row follow. */
+/* Returns how many dimensions number the rows; the others are those of a row. */
 static int row_dims(const struct rows *rows) {
     return rows->tensor->dims - (rows->scales ? 2 : 1);
 }
@@ -77,7 +77,7 @@ enum kern_dtype rows_dtype(const struct rows *rows) {
                                           : KERN_BF16;
 }
 
-/* The first number with an exponent of all ones, or NaN in E4M3; or `count`. */
+/* Returns the first number that is infinite or NaN (in E4M3: NaN), or `count`. */
 static int64_t find_special(const char *from, int64_t count, enum kern_dtype dtype) {
     const uint32_t ones = dtype == KERN_F16    ? 0x7c00
                           : dtype == KERN_BF16 ? 0x7f80
@@ -107,7 +107,7 @@ static int64_t find_special(const char *from, int64_t count, enum kern_dtype dty
     return count;
 }
 
-/* The first number of blocks that is not finite, or `count`. */
+/* Returns the first number of the blocks that is not finite, or `count`. */
 static int64_t find_bad_block(const struct block *blocks, int64_t count) {
     for (int64_t b = 0; b < blocks_of(count); b++) {
         bool bad = false;
@@ -118,14 +118,14 @@ static int64_t find_bad_block(const struct block *blocks, int64_t count) {
     return count;
 }
 
-/* The scales of a row of split MXFP4. */
+/* Returns the scales of a row of split MXFP4. */
 static const uint8_t *scales_at(const struct rows_reading *job, int64_t source) {
     return (const uint8_t *)job->rows->scales->data +
            (job->rows->first + source) * (job->cols / BLOCK_MXFP4);
 }
 
-/* Numbers [at, at + count) of a row, whole blocks, as float32. `source`: the row, from
- * rows->first on. */
+/* Reads the numbers [at, at + count) of a row as float32; they are whole blocks. `source`: the row,
+ * counted from rows->first. */
 static void read_block_numbers(const struct rows_reading *job, int64_t source, int64_t at,
                                int64_t count, float *out) {
     const struct rows *rows = job->rows;
@@ -157,7 +157,7 @@ static void read_narrow(const struct rows_reading *job, int64_t source, char *to
     }
 }
 
-/* A row as struct block. */
+/* Writes a row as blocks of struct block. */
 static void make_row_blocks(const struct rows_reading *job, int64_t source, struct block *to) {
     const struct rows *rows = job->rows;
     const uint8_t *from = (const uint8_t *)rows_at(rows) + (size_t)source * job->from_bytes;
@@ -170,7 +170,7 @@ static void make_row_blocks(const struct rows_reading *job, int64_t source, stru
         job->make(from, (size_t)(job->cols / gguf_format_block(rows->tensor->format, &bytes)), to);
 }
 
-/* A row of a turned tensor is a column of its matrix there. */
+/* Reads a row of a transposed tensor, which is a column of the stored matrix. */
 static void read_turned(const struct rows_reading *job, int64_t source, char *to) {
     const struct tensor *tensor = job->rows->tensor;
     const int64_t row = job->rows->first + source, rows = tensor->shape[tensor->dims - 2];
@@ -181,7 +181,8 @@ static void read_turned(const struct rows_reading *job, int64_t source, char *to
         memcpy(to + (size_t)i * size, from + (size_t)(i * rows) * size, size);
 }
 
-/* Heads of columns change places, each with `unit` bytes, along the cycles that they form. */
+/* Reorders the heads in a row, each of `unit` bytes, along the cycles that the permutation consists
+ * of. */
 static void turn_columns(const struct tensor_rows *columns, char *row, size_t unit) {
     char held[HEAD_BYTES_MAX];
     bool done[HEADS_MAX] = {false};
@@ -202,7 +203,7 @@ static void turn_columns(const struct tensor_rows *columns, char *row, size_t un
     }
 }
 
-/* `to`: room for the row, or NULL. False: a number of it is not finite. */
+/* Reads one row. `to`: memory for it, or NULL. false: one of its numbers is not finite. */
 static bool read_matrix_row(struct rows_reading *job, int64_t row, char *to) {
     const int64_t source = rows_source(job->rows, row);
     const char *from = (const char *)rows_at(job->rows) + (size_t)source * job->from_bytes;

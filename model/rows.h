@@ -1,5 +1,6 @@
-/* Rows of a matrix in a file as a backend takes them: numbers of blocks as float32, bf16 or as
- * blocks of the backend, the rows of heads in order; and whether all are finite numbers. Pure. */
+/* Reads rows of a matrix in a file in the form that a backend takes: numbers of blocks as float32,
+ * bf16 or blocks of the backend, and the rows of heads in order. Also checks that all numbers are
+ * finite. Pure. */
 #ifndef KEEPD_MODEL_ROWS_H
 #define KEEPD_MODEL_ROWS_H
 
@@ -16,31 +17,31 @@ struct rows {
     int64_t first, count;
     const struct tensor_rows *place;   /* where the rows lie from `first` on; NULL: side by side */
     const struct tensor_rows *columns; /* where their columns lie; NULL: as in the model */
-    const int *order; /* [head] within each `head` rows, the file's row of each; NULL: the same */
+    const int *order; /* [head] for each row of a head, its row in the file; NULL: the same */
     int head;
     bool blocks; /* a matrix in blocks becomes struct block, otherwise rows_dtype */
     bool codes;  /* an FP8 matrix of `packed` remains in E4M3 */
 };
 
-int64_t rows_source(const struct rows *rows, int64_t row); /* the file's, counted from `first` */
+int64_t rows_source(const struct rows *rows, int64_t row); /* the file's, from `first` on */
 const void *rows_at(const struct rows *rows);              /* the first in the file */
-size_t rows_bytes(const struct rows *rows);                /* from the first to the last there;
-                                                              0: they do not follow each other */
+size_t rows_bytes(const struct rows *rows); /* from the first to the last in the file; 0: they do
+                                               not follow each other */
 
-/* Do they need room in memory? Otherwise they are taken from the file as they are. */
+/* Returns whether the rows need memory; otherwise they are used where they are in the file. */
 bool rows_need_room(const struct rows *rows);
 
-/* The type of the rows' numbers, where they do not become struct block: of BLOCKS float32, but bf16
- * where it holds them exactly (MXFP4, and see packed_dtype). */
+/* Returns the type of the rows' numbers, if they do not become struct block: float32 for BLOCKS, or
+ * bf16 if that holds them exactly (MXFP4, and see packed_dtype). */
 enum kern_dtype rows_dtype(const struct rows *rows);
 
-/* Reads the rows, shared out to `team`. `to`: room for their numbers, as struct block or of the
- * type that rows_dtype says; NULL where none is needed. Returns -1, or the first element of the
- * tensor that is no finite number. */
+/* Reads the rows with `team`. `to`: memory for their numbers, as struct block or in rows_dtype;
+ * NULL if none is needed. Returns -1, or the first element of the tensor that is not a finite
+ * number. */
 int64_t rows_read(const struct rows *rows, char *to, struct cpu_team *team);
 
 /* Makes the rows in blocks for a backend, one at a time (kern_reader), and notes numbers that are
- * not finite: such a row is handed on as zeros. */
+ * not finite: such a row is passed on as zeros. */
 struct rows_reader {
     struct kern_reader reader;
     const struct weights *weights;
@@ -49,18 +50,19 @@ struct rows_reader {
     struct rows_reading *reading;
 };
 
-/* Are the rows made in blocks, so that a rows_reader can hand them on? */
+/* Returns whether the rows become blocks, so that a rows_reader can pass them on. */
 bool rows_are_made(const struct rows *rows);
 
-/* Copies `rows` and its places; the tensors and the order stay where they are. ERR_NOMEM. */
+/* Opens a reader with copies of `rows` and its places; the tensors and the order must outlive it.
+ * ERR_NOMEM. */
 int rows_reader_open(struct rows_reader *reader, const struct weights *weights,
                      const struct rows *rows);
-/* The first element of the tensor that is no finite number, of those that were read; -1: none. */
+/* Returns the first element, of those that were read, that is not a finite number; -1: none. */
 int64_t rows_reader_bad(const struct rows_reader *reader);
-void rows_reader_close(struct rows_reader *reader); /* may be closed, or zero */
+void rows_reader_close(struct rows_reader *reader); /* may be closed already, or zero */
 
-/* Row `row` of a matrix, or of several that follow each other, as float32. False: the tensor has no
- * such row, or is of a type whose numbers need a scale of their own. */
+/* Reads row `row` of a matrix, or of several that follow each other, as float32. false: the tensor
+ * has no such row, or its numbers need a scale from another tensor. */
 bool rows_read_one(const struct tensor *tensor, int64_t row, int64_t cols, float *out);
 
 #endif

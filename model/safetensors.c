@@ -1,5 +1,5 @@
-/* The safetensors format: u64 header size, a JSON header, the data area. Everything in it is
- * foreign: sizes are checked before they are used and tensors must tile the data area exactly. */
+/* The safetensors format: u64 header size, a JSON header, the data area. None of it is trusted:
+ * sizes are checked before they are used, and tensors must fill the data area without gaps. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 #include "model/weights.h"
 
 #define HEADER_MAX    ((uint64_t)100 << 20)
-#define HEADER_NODES  ((size_t)4 << 20) /* JSON values in it */
+#define HEADER_NODES  ((size_t)4 << 20) /* JSON values in the header */
 #define FILE_DIMS_MAX 16
 
 static const struct {
@@ -32,8 +32,8 @@ struct parser {
     size_t data_size;
     struct tensor_file *file;
     char *names;         /* where the next name goes in file->names */
-    const char *outside; /* a tensor whose data are not all there */
-    size_t needed;       /* bytes of the data area by the header */
+    const char *outside; /* a tensor whose data are not all in the file */
+    size_t needed;       /* bytes of the data area, by the header */
     struct fault *fault;
 };
 
@@ -41,7 +41,8 @@ static int malformed(struct parser *p, const char *tensor, const char *why) {
     return fault_set(p->fault, ERR_MALFORMED, tensor, "%s", why);
 }
 
-/* Elements, or ERR_MALFORMED. More than TENSOR_DIMS_MAX dimensions are counted but not kept. */
+/* Reads a shape and counts the elements. Dimensions beyond TENSOR_DIMS_MAX are counted but not
+ * kept. ERR_MALFORMED. */
 static int read_shape(struct parser *p, const cJSON *node, struct tensor *tensor, int64_t *count) {
     const cJSON *shape = json_get(node, "shape"), *item;
     int dims = 0;
@@ -109,7 +110,7 @@ static int read_tensor(struct parser *p, const cJSON *node, struct tensor *tenso
     return 0;
 }
 
-/* The metadata may only hold strings; "keepd" is kept. */
+/* Reads the metadata, which may have strings only; keeps "keepd". */
 static int read_metadata(struct parser *p, const cJSON *metadata) {
     const cJSON *item;
     if (!cJSON_IsObject(metadata)) return malformed(p, "__metadata__", "expected an object");
@@ -178,7 +179,8 @@ static int compare_names(const void *a, const void *b) {
     return strcmp(((const struct tensor *)a)->name, ((const struct tensor *)b)->name);
 }
 
-/* In the order of the data, each tensor begins where the one before ended: no overlap, no hole. */
+/* Checks that the tensors, in the order of their data, follow each other without overlap or hole.
+ */
 static int check_places(struct parser *p) {
     struct tensor_file *file = p->file;
     const char *next = p->data;

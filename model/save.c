@@ -1,6 +1,7 @@
-/* First a plan: which tensors of the files the model uses, and which of them are rounded, found by
- * the same walk over slots as loading. Then the head of the new file, whose sizes follow from the
- * plan, and the tensors one by one: copied, or rounded a few rows at a time. */
+/* Saves a rounded model. First it makes a plan: which tensors of the files the model uses, and
+ * which of them are rounded, by the same walk over slots as loading. Then it writes the head of the
+ * new file, whose sizes follow from the plan, and the tensors one by one: copied, or rounded a few
+ * rows at a time. */
 #include "model/save.h"
 
 #include <limits.h>
@@ -23,16 +24,16 @@
 #define HEAD_MAX        ((size_t)100 << 20)
 #define CONFIG_MAX      ((size_t)16 << 20)
 #define NUMBERS_AT_ONCE ((int64_t)4 << 20)
-#define ALIGNMENT       32 /* alignment of a GGUF file that names none */
+#define ALIGNMENT       32 /* alignment of a GGUF file that states none */
 
-/* A tensor of the source, by its index in the table. */
+/* The plan for a tensor of the source, by its index in the table. */
 struct planned {
     bool used, rounded;
-    enum kern_dtype dtype;      /* KERN_Q8 or KERN_Q4M, where it is rounded */
-    const struct slot *slot;    /* the slot that it belongs to, in this layer */
-    int layer, expert, experts; /* matrices of several experts follow each other */
-    int64_t rows, cols;         /* sizes of all matrices in it together, where it is rounded */
-    size_t bytes;               /* in the new file */
+    enum kern_dtype dtype;      /* if it is rounded: KERN_Q8 or KERN_Q4M */
+    const struct slot *slot;    /* the slot that it belongs to in this layer */
+    int layer, expert, experts; /* expert: number of the matrix; experts: matrices in the tensor */
+    int64_t rows, cols;         /* if it is rounded: sizes of all its matrices together */
+    size_t bytes;               /* size in the new file */
 };
 
 struct saving {
@@ -41,13 +42,13 @@ struct saving {
     struct weights *weights;
     enum naming naming;
     struct planned *plan; /* [tensors] */
-    bool mostly_rounded;  /* more than half of the new file's bytes */
+    bool mostly_rounded;  /* rounded tensors take more than half of the new file */
     struct cpu_team *team;
     struct calibration *calibration; /* NULL: none */
-    float *inputs;                   /* [cols] of the matrix that is rounded */
-    char *numbers;                   /* rows that the file does not have as they are rounded */
-    struct block *blocks;            /* rows, rounded */
-    uint8_t *bytes;                  /* the same as the file has them */
+    float *inputs;                   /* [cols] of the matrix that is being rounded */
+    char *numbers;                   /* rows of the source, converted before they are rounded */
+    struct block *blocks;            /* the same rows, rounded */
+    uint8_t *bytes;                  /* the same rows in the new file's form */
     struct save_file file;
     uint64_t done;
     size_t written;
@@ -64,14 +65,14 @@ static struct planned *planned_of(struct saving *s, const struct tensor *tensor)
     return &s->plan[tensor - weights_at(s->weights, 0)];
 }
 
-/* NULL: the files have no such tensor. */
+/* Finds a tensor and marks it as used. NULL: the files have none of this name. */
 static const struct tensor *use(struct saving *s, const char *name) {
     const struct tensor *tensor = weights_find(s->weights, name);
     if (tensor) planned_of(s, tensor)->used = true;
     return tensor;
 }
 
-/* `place`: slot, layer, expert and type. */
+/* Plans to round a tensor. `place`: its slot, layer, expert and type. */
 static int plan_rounding(struct saving *s, const char *name, const struct tensor *tensor,
                          const struct planned *place) {
     struct planned *p = planned_of(s, tensor);
@@ -97,7 +98,7 @@ static int plan_matrix(struct saving *s, const struct slot *slot, enum role role
     tensor_name(name, s->naming, role, layer, expert);
     const struct tensor *tensor = use(s, name);
     const enum quantization to = rounding_format(&s->config, slot, layer, s->options->quantization);
-    if (!tensor) return 0; /* an LM head that is the embeddings */
+    if (!tensor) return 0; /* an LM head that is the embeddings has no tensor */
     if (tensor_is_split_mxfp4(s->naming, role)) {
         snprintf(other, sizeof other, "%.*sscales", (int)(strlen(name) - strlen("blocks")), name);
         (void)use(s, other);
@@ -139,7 +140,8 @@ static int refuse_few_bits(struct fault *fault) {
                      "the model's matrices are in few bits already");
 }
 
-/* A GGUF file keeps all its tensors: those that no slot has are known to the configuration. */
+/* Plans the other tensors. A GGUF file keeps all its tensors: the configuration knows those that no
+ * slot has. */
 static int plan_rest(struct saving *s) {
     size_t rounded = 0, all = 0;
     for (size_t i = 0; i < count_of(s); i++) {
@@ -174,7 +176,8 @@ static int put(struct saving *s, const void *data, size_t bytes) {
     return save_files_put(&s->file, data, bytes, s->fault);
 }
 
-/* `scales`: of an E4M3 matrix; `inputs`: see quantize_blocks; `factors`: see moments_quantize. */
+/* Rounds rows. `scales`: of an E4M3 matrix; `inputs`: see quantize_blocks; `factors`: see
+ * moments_quantize. */
 static int round_rows(struct saving *s, const struct tensor *tensor, const struct planned *p,
                       const float *scales, const float *inputs, const float *factors, int64_t first,
                       int64_t count) {
@@ -198,7 +201,7 @@ static int round_rows(struct saving *s, const struct tensor *tensor, const struc
     return put(s, s->bytes, p->bytes / (size_t)p->rows * (size_t)count);
 }
 
-/* Rounds matrix `index` of a tensor of several. */
+/* Rounds matrix `index` of a tensor that has several. */
 static int round_matrix(struct saving *s, const struct tensor *tensor, const struct planned *p,
                         const float *scales, int index) {
     const int64_t step = p->cols < NUMBERS_AT_ONCE ? NUMBERS_AT_ONCE / p->cols : 1;
@@ -254,7 +257,7 @@ static int put_tensors(struct saving *s, size_t alignment) {
     return rc;
 }
 
-/* Memory for the rows that are rounded together. */
+/* Allocates memory for the rows that are rounded together. */
 static int open_room(struct saving *s) {
     int64_t most = NUMBERS_AT_ONCE, widest = 0;
     for (size_t i = 0; i < count_of(s); i++)
@@ -314,8 +317,8 @@ static const char *dtype_name(enum kern_dtype dtype) {
     return dtype == KERN_F32 ? "F32" : dtype == KERN_F16 ? "F16" : "BF16";
 }
 
-/* The source's config.json, which says in front how its matrices are now, and which they were:
- * gates that fit the source fit these, too. */
+/* Writes the source's config.json. At its front it says how its matrices are stored now and which
+ * model they come from, because gates that fit the source fit this model, too. */
 static int save_config(const struct saving *s, const struct save_files *files) {
     static const struct json_limits limits = {
         .bytes = CONFIG_MAX, .depth = 64, .nodes = 100000, .file = true};
@@ -381,14 +384,15 @@ static void add_text(struct buf *out, const char *text) {
     buf_str(out, text);
 }
 
-/* A model in one file has no need of the keys that say how it was split. Which matrices the model
- * had before they were rounded is written anew. */
+/* Returns whether a GGUF value is copied. A model in one file does not need the keys that say how
+ * it was split. The key of the matrices before rounding is written anew. */
 static bool is_kept(const struct gguf_value *value) {
     return strncmp(value->key, "split.", strlen("split.")) != 0 &&
            strcmp(value->key, BASE_MATRICES_KEY) != 0;
 }
 
-/* Gates that fit the source fit the saved file, too. */
+/* Adds the source's digest of matrices, because gates that fit the source fit the saved file, too.
+ */
 static int add_base(const struct saving *s, struct buf *out) {
     struct base_digest base;
     int rc = base_digest(&s->config, s->weights, &base);
@@ -398,7 +402,7 @@ static int add_base(const struct saving *s, struct buf *out) {
     return rc;
 }
 
-/* general.file_type names the type that most tensors have, by the numbers of llama.cpp. */
+/* Copies a value. general.file_type is the type that most tensors have, by llama.cpp's numbers. */
 static void add_value(const struct saving *s, const struct gguf_value *value, struct buf *out) {
     const bool type = s->mostly_rounded && !strcmp(value->key, "general.file_type");
     add_text(out, value->key);
@@ -430,7 +434,7 @@ static void add_tensor(const struct tensor *tensor, const struct planned *p, uin
 static int put_gguf(struct saving *s) {
     const struct gguf *gguf = weights_gguf(s->weights);
     int64_t alignment = ALIGNMENT;
-    uint64_t at = 0, values = 1; /* the base */
+    uint64_t at = 0, values = 1; /* values: 1 for the base */
     struct buf head;
     int rc = gguf_int(gguf, "general.alignment", 1, 1 << 16, &alignment, s->fault);
     buf_open(&head, (size_t)1 << 30);

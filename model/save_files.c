@@ -13,7 +13,7 @@
 
 #define COPIED_AT_ONCE ((size_t)1 << 20)
 
-/* The one folder that a model's directory may have for us (text/text.c). */
+/* The only folder that keepd reads in a model's directory (text/text.c). */
 #define TEMPLATES "additional_chat_templates"
 
 static int io(struct fault *fault, const char *option, const char *path) {
@@ -29,7 +29,7 @@ static int join(char out[PATH_MAX], const char *option, const char *folder, cons
 
 /* ---- Beginning and end ---- */
 
-/* Creates the new directory, or the new file, empty: another run then finds it. */
+/* Creates the new directory, or an empty new file, so that another run finds it. */
 static int create(const struct save_files *files) {
     if (files->directory) return mkdir(files->partial, 0777);
     const int fd = open(files->partial, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
@@ -76,7 +76,7 @@ static int sync_folder(const char *path) {
     return rc;
 }
 
-/* The folder that holds `path`. */
+/* Writes the name of the folder that holds `path`. */
 static void parent_of(const char *path, char out[PATH_MAX]) {
     const char *end = strrchr(path, '/');
     snprintf(out, PATH_MAX, "%.*s", end ? (int)(end - path + (end == path)) : 1, end ? path : ".");
@@ -95,12 +95,13 @@ static void remove_folder(const char *path) {
     (void)rmdir(path);
 }
 
-/* A file that another process has put there in the meantime stays. */
+/* Gives the result its name. If another process has created a file of this name in the meantime,
+ * that file stays. */
 static int give_name(const struct save_files *files) {
     if (files->replace) return rename(files->partial, files->to);
     const int rc = renameat2(AT_FDCWD, files->partial, AT_FDCWD, files->to, RENAME_NOREPLACE);
     if (rc == 0 || (errno != EINVAL && errno != ENOSYS)) return rc;
-    return rename(files->partial, files->to); /* a file system without that flag */
+    return rename(files->partial, files->to); /* the file system does not know that flag */
 }
 
 int save_files_close(const struct save_files *files, int rc, struct fault *fault) {
@@ -184,7 +185,7 @@ static bool is_carried(const char *name) {
     return true;
 }
 
-/* Is it a regular file that can be read? */
+/* Returns whether it is a regular file that can be read. */
 static bool is_readable(const char *path) {
     struct stat info;
     if (stat(path, &info) == 0 && !S_ISREG(info.st_mode)) return false;
@@ -193,7 +194,8 @@ static bool is_readable(const char *path) {
     return false;
 }
 
-/* `inner`: the folder in the model's directory, or NULL for that itself. */
+/* Copies the files of a folder. `inner`: its name in the model's directory, or NULL for the
+ * directory itself. */
 static int copy_folder(const struct save_files *files, const char *from, const char *inner,
                        struct fault *fault) {
     DIR *folder = opendir(from);

@@ -1,4 +1,4 @@
-/* The files of a saved model or of its gates, which appear whole or not at all, and copies of those
+/* Files of a saved model, or of its gates, that appear whole or not at all; and copies of the files
  * beside the weights. */
 #ifndef KEEPD_MODEL_SAVE_FILES_H
 #define KEEPD_MODEL_SAVE_FILES_H
@@ -10,7 +10,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 
-/* A new file, or a new directory of files, under the name TO.partial. */
+/* A new file, or a new directory of files, which is called TO.partial until it is complete. */
 struct save_files {
     const char *option; /* fault->field of errors; static */
     char to[4096], partial[4096];
@@ -18,11 +18,11 @@ struct save_files {
     bool replace; /* `to` may exist */
 };
 
-/* ERR_INVALID: `to` or TO.partial exists. */
+/* Begins a new file or directory. ERR_INVALID: `to` or TO.partial exists. */
 int save_files_open(struct save_files *files, const char *option, const char *to, bool directory,
                     struct fault *fault);
-/* A new file that takes the place of `to`, and of a TO.partial that was left behind: the caller
- * holds a lock against others that write it. */
+/* Begins a file that will replace `to`, and an old TO.partial. The caller holds a lock against
+ * other processes that write it. */
 int save_files_replace(struct save_files *files, const char *option, const char *to,
                        struct fault *fault);
 
@@ -45,10 +45,12 @@ int save_files_write(const struct save_files *files, const char *name, const str
                      struct fault *fault);
 int save_files_copy(const struct save_files *files, const char *from, const char *name,
                     struct fault *fault);
-/* Copies everything of a model's directory that is not weights, gates, config.json or a sum of
- * files. What cannot be read is left out with a warning: loading reads what a model needs. */
+/* Copies the files of a model's directory that are not weights, gates, config.json or a checksum of
+ * these. A file that cannot be read is left out with a warning: loading reads what a model needs.
+ */
 int save_files_copy_others(const struct save_files *files, const char *from, struct fault *fault);
-/* Gives it its name where `rc` is 0; otherwise removes what was written and returns `rc`. */
+/* If `rc` is 0, gives the result its name; otherwise removes everything that was written and
+ * returns `rc`. */
 int save_files_close(const struct save_files *files, int rc, struct fault *fault);
 
 #endif

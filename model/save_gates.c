@@ -46,7 +46,7 @@ static void gates_add_tensor(struct buf *out, const char *name, const char *type
     *at += count * element;
 }
 
-/* The tensors are written in this order. */
+/* Writes the header. The tensors follow in this order. */
 static void gates_write_header(const struct save_gates *g, struct buf *out) {
     const int64_t layers = g->header.layers, heads = g->header.heads, width = g->header.width;
     const int64_t rows = layers * heads;
@@ -71,8 +71,8 @@ static void gates_write_header(const struct save_gates *g, struct buf *out) {
 /* ---- The numbers ---- */
 
 struct gates_arrays {
-    float *b1, *bias, *last, *w1; /* w1: of one layer */
-    uint16_t *narrow;             /* w1 in bf16, of one layer */
+    float *b1, *bias, *last, *w1; /* b1, bias, last; w1 of one layer */
+    uint16_t *narrow;             /* w1 of one layer in bf16 */
     int32_t *row;
 };
 

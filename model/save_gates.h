@@ -6,16 +6,16 @@
 #include "model/save_files.h"
 
 struct save_gates {
-    /* type rg; width, layers and heads; the other members as far as they are known. */
+    /* type rg, width, layers and heads; the other members if they are known */
     struct gates_header header;
     int d_model;
-    /* The numbers of one layer: w1 [width][d_model], b1 [width], last [heads][width], bias
+    /* Writes the numbers of one layer: w1 [width][d_model], b1 [width], last [heads][width], bias
      * [heads]. */
     void (*layer)(void *arg, int layer, float *w1, float *b1, float *last, float *bias);
     void *arg;
 };
 
-/* Writes the new file of `files`; w1 in bf16, the rest in float32. ERR_NOMEM, ERR_IO. */
+/* Writes the new file: w1 in bf16, the rest in float32. ERR_NOMEM, ERR_IO. */
 int save_gates(const struct save_files *files, const struct save_gates *gates, struct fault *fault);
 
 #endif

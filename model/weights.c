@@ -20,14 +20,14 @@
 #define SHARDS_MAX  4096
 
 struct shard {
-    char *name; /* in the directory; NULL for a file opened alone */
+    char *name; /* name in the directory; NULL for a file that was opened alone */
     const void *map;
     size_t size;
     struct gguf gguf; /* owns the names in `table`; empty for safetensors */
     struct tensor_file table;
 };
 
-/* A tensor that is not in the file which the index names for it. */
+/* A tensor that the index names, but that its file does not have. */
 struct absent {
     char *name;
     const char *file; /* owned by struct shard */
@@ -38,8 +38,8 @@ struct weights {
     size_t shard_count;
     struct tensor *tensors; /* tensors of all shards, sorted by name */
     size_t count;
-    struct packed_set *packed; /* memory that entries refer to, or NULL */
-    struct absent *absent;     /* [absent_count] what the index lists and no file has */
+    struct packed_set *packed; /* memory that entries of `tensors` refer to; NULL: none */
+    struct absent *absent;     /* [absent_count] tensors of the index that no file has */
     size_t absent_count;
     size_t bytes;
     bool is_gguf;
@@ -51,7 +51,8 @@ static int no_memory(struct fault *fault) {
 
 /* ---- Files ---- */
 
-/* Weights are read once, front to back, while they are laid out for the backend. */
+/* Maps a file. Weights are read once, from front to back, while they are converted for the backend.
+ */
 static int map_shard(const char *path, struct shard *shard, struct fault *fault) {
     int rc = file_map(path, &shard->map, &shard->size, fault);
     if (rc) return rc;
@@ -146,9 +147,9 @@ int weights_join(struct weights *w, const struct packing *how, struct fault *fau
 
 #define INSIDE "language_model."
 
-/* The name that a tensor has in a model of text: "language_model.model.X" and
- * "model.language_model.X" become "model.X", as Nemotron-H's "backbone.X" does. Names are shortened
- * in their own memory. */
+/* Returns the name that a tensor has in a model without other parts: "language_model.model.X" and
+ * "model.language_model.X" become "model.X", and so does Nemotron-H's "backbone.X". Names are
+ * shortened in their own memory. */
 static const char *text_name(const char *name) {
     static const char model[] = "model.", *const outer[] = {"model." INSIDE, "backbone."};
     if (strncmp(name, INSIDE, strlen(INSIDE)) == 0) return name + strlen(INSIDE);
@@ -197,7 +198,7 @@ const struct tensor *weights_find(const struct weights *w, const char *name) {
     return bsearch(&key, w->tensors, w->count, sizeof key, compare_names);
 }
 
-/* Pages of the files count as memory of the process while they are mapped. */
+/* Releases pages of the files, which count as the process's memory while they are mapped. */
 void weights_release(const struct weights *w, const void *from, size_t bytes) {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), first = (uintptr_t)from;
     for (size_t i = 0; i < w->shard_count; i++) {
@@ -233,7 +234,7 @@ size_t weights_bytes(const struct weights *w) {
 
 /* ---- Sharded directories ---- */
 
-/* The index comes from outside: its names may only mean files of this directory. */
+/* Returns whether a name can only mean a file of this directory. The index is not trusted. */
 static bool is_plain_name(const char *name) {
     return *name && *name != '.' && !strchr(name, '/') && !strstr(name, "..") &&
            strlen(name) <= NAME_MAX;
@@ -243,7 +244,7 @@ static int compare_strings(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* The file names of weight_map, each once, into `names`; returns how many, or an error. */
+/* Collects the file names of weight_map, each once; returns how many, or an error. */
 static int list_shards(const cJSON *map, const char **names, struct fault *fault) {
     const cJSON *entry;
     size_t n = 0, unique = 0;
@@ -307,8 +308,8 @@ static bool shard_has(const struct shard *shard, const char *name) {
            bsearch(&key, shard->table.tensors, shard->table.count, sizeof key, compare_names);
 }
 
-/* Indexes list tensors that are in no file, such as an LM head tied to the embeddings. They are
- * remembered, and are a fault only where the model needs them. */
+/* Finds the tensors of the index that are in no file, such as an LM head tied to the embeddings.
+ * They are a fault only if the model needs them. */
 static int find_absent(struct weights *w, const cJSON *map, struct fault *fault) {
     const cJSON *entry;
     size_t count = 0;
@@ -400,7 +401,8 @@ static enum tensor_dtype dtype_of_format(uint32_t format) {
     return block_reader_of(format) ? TENSOR_BLOCKS : TENSOR_OTHER;
 }
 
-/* Sizes are reversed: the file has first what varies fastest. */
+/* Takes over a tensor of a GGUF file. Its sizes are reversed: the file begins with the one that
+ * varies fastest. */
 static void take_gguf_tensor(const struct gguf_tensor *from, struct tensor *out) {
     *out = (struct tensor){.name = from->name,
                            .type = gguf_format_name(from->format),
@@ -427,7 +429,7 @@ static int open_gguf_shard(const char *path, struct shard *shard, struct fault *
 
 #define SPLIT_FIRST "-00001-of-"
 
-/* In the file's own name. */
+/* Finds "-00001-of-00004.gguf" in the file's own name. */
 static const char *split_mark(const char *path) {
     const char *name = strrchr(path, '/');
     return strstr(name ? name : path, SPLIT_FIRST);
@@ -447,7 +449,7 @@ bool weights_gguf_path(const char *first, size_t index, char *out, size_t size) 
     return n >= 0 && (size_t)n < size;
 }
 
-/* How many files the metadata of the first one promises, and whether it is the first. */
+/* Finds how many files the metadata of the first one promises, and whether this is the first. */
 static int count_gguf_shards(const char *path, const struct gguf *gguf, size_t *count,
                              struct fault *fault) {
     int64_t number = 0, total = 1;
@@ -493,7 +495,7 @@ static int open_gguf(const char *path, struct weights **out, struct fault *fault
     *out = NULL;
     int rc = open_gguf_shard(path, &first, fault);
     if (!rc) rc = count_gguf_shards(path, &first.gguf, &count, fault);
-    struct weights *w = new_weights(count); /* takes the first shard also when it is at fault */
+    struct weights *w = new_weights(count); /* the shard belongs to it, even if it is at fault */
     if (!w) {
         close_shard(&first);
         return no_memory(fault);
@@ -537,7 +539,7 @@ bool tensor_read_floats(const struct tensor *tensor, size_t first, size_t count,
         return true;
     }
     for (size_t i = 0; i < count; i++) {
-        uint16_t bits; /* the data is aligned to nothing */
+        uint16_t bits; /* the data may not be aligned */
         memcpy(&bits, data + i * sizeof bits, sizeof bits);
         out[i] = tensor->dtype == TENSOR_F16 ? number_from_f16(bits) : number_from_bf16(bits);
     }

@@ -14,7 +14,7 @@
 
 #define TENSOR_DIMS_MAX 4
 
-/* BLOCKS: numbers in blocks with a common scale: of a GGUF type that model/blocks.h reads, or of a
+/* BLOCKS: numbers in blocks with a common scale, of a GGUF type that model/blocks.h reads or of a
  * directory (model/packed.h). */
 enum tensor_dtype {
     TENSOR_F32,
@@ -34,8 +34,8 @@ struct tensor {
     const struct packed *packed;
     int dims;
     int64_t shape[TENSOR_DIMS_MAX]; /* the last varies fastest, unless `turned` */
-    bool turned;                    /* the last but one does: see weights_turn */
-    const void *data;               /* points into the mapping; aligned to nothing */
+    bool turned;      /* the last dimension but one varies fastest: see weights_turn */
+    const void *data; /* points into the mapping; aligned to nothing */
     size_t bytes;
 };
 
@@ -46,35 +46,37 @@ struct tensor_file {
     char *names;          /* storage */
 };
 
-/* Bounds-checked, overflow-safe; refuses overlapping tensors, holes at odd sizes, duplicate names,
- * headers above 100 MB. Allocates only what the file's size justifies. */
+/* Parses a file. Checks all bounds without overflow, and refuses overlapping tensors, holes,
+ * duplicate names, and headers above 100 MB. Allocates no more than the file's size justifies. */
 int safetensors_parse(const void *data, size_t size, struct tensor_file *out, struct fault *fault);
 void tensor_file_close(struct tensor_file *file);
 
-/* Files of a split GGUF model by the name of the first, "...-00001-of-00004.gguf"; 1 for others. */
+/* Returns the number of files of a split GGUF model, by the name of the first,
+ * "...-00001-of-00004.gguf"; 1 for other names. */
 size_t weights_gguf_count(const char *first);
-/* The name of file `index`, from 0; false when it has no room. */
+/* Writes the name of file `index`, from 0; false: it does not fit. */
 bool weights_gguf_path(const char *first, size_t index, char *out, size_t size);
 
 struct weights; /* one or more mapped files */
-/* A directory, or a GGUF file by its name (gguf_is_path), of several the first. */
+/* Opens a directory, or a GGUF file by its name (gguf_is_path); of a split model, the first. */
 int weights_open(const char *path, struct weights **out, struct fault *fault);
 int weights_open_file(const char *path, struct weights **out, struct fault *fault);
-/* Joins the tensors of matrices in 4 bits in the table of a directory (packed_join); once, before
- * the table is used. */
+/* Joins the tensors of packed matrices in the table of a directory (packed_join). Called once,
+ * before the table is used. */
 int weights_join(struct weights *weights, const struct packing *how, struct fault *fault);
-/* The tensors of a directory's language model get the names that they have in a model of text;
- * those of its other parts keep theirs. */
+/* Gives the tensors of a directory's language model the names that they have in a model without
+ * other parts; tensors of the other parts keep theirs. */
 int weights_take_text(struct weights *weights, struct fault *fault);
-/* Float tensors whose name ends so, and whose matrices do not have rows of `cols` numbers, have
- * rows and columns in each other's places. From now on their shapes are those of the model. */
+/* Transposes float tensors whose name ends with `end` and whose matrices do not have rows of `cols`
+ * numbers. From now on their shapes are those of the model. */
 void weights_turn(struct weights *weights, const char *end, int64_t cols);
 void weights_close(struct weights *weights);
 const struct tensor *weights_find(const struct weights *weights, const char *name); /* or NULL */
 const struct tensor *weights_at(const struct weights *weights, size_t index);       /* by name */
-/* The file in which an index promises the tensor, and which does not have it; or NULL. */
+/* Returns the file in which an index promises the tensor that it does not have; NULL: none. */
 const char *weights_absent(const struct weights *weights, const char *name);
-/* Gives memory of the files back that is not read for now; bytes that are in no file are left. */
+/* Releases memory of the files that is not needed for now; bytes that are in no file are ignored.
+ */
 void weights_release(const struct weights *weights, const void *from, size_t bytes);
 size_t weights_count(const struct weights *weights);
 /* The metadata of a GGUF file; NULL for safetensors. */
@@ -82,12 +84,11 @@ const struct gguf *weights_gguf(const struct weights *weights);
 const char *weights_metadata_keepd(const struct weights *weights);
 size_t weights_bytes(const struct weights *weights);
 
-/* Elements as float32: norms, biases and gates, which backends take in float32. */
 /* Writes a shape as "2, 3" into `out`, which has room for `size` bytes. */
 void tensor_shape_text(const int64_t *shape, int dims, char *out, size_t size);
 bool tensor_is_float(enum tensor_dtype dtype); /* F32, F16, BF16 */
-/* Elements [first, first + count) of a tensor whose dtype is a float; false, with nothing written,
- * when they lie outside it. */
+/* Reads elements [first, first + count) of a float tensor as float32, as backends take norms,
+ * biases and gates. false: they lie outside of the tensor, and nothing is written. */
 bool tensor_read_floats(const struct tensor *tensor, size_t first, size_t count, float *out);
 
 #endif
