@@ -370,8 +370,8 @@ static void copy_part(struct sides_of *at, size_t rows, size_t all, size_t own, 
     at->part += rows * own;
 }
 
-/* The arrays with a row for every head, layer by layer, in the two blocks. `place`: the part's
- * among the parts. */
+/* Copies the arrays that have a row for every head, layer by layer, between the two blocks.
+ * `place`: the number of the part. */
 static void copy_heads(const struct snapshot_shape *whole, const struct snapshot_shape *part,
                        int place, int32_t window, char *whole_block, char *part_block, bool join) {
     const struct snapshot_arrays at = snapshot_arrays(whole, window),

@@ -19,12 +19,12 @@
 #include "kernels/cpu/vec.h"
 #include "kernels/cpu/vec_factor.h"
 
-/* Parts of an activation: a high and a low bf16, or one. Their tiles of sixteen rows and one depth
- * follow each other. */
+/* Parts of an activation: a high and a low bf16, or just one. The tiles of both parts, for the same
+ * sixteen rows and depth, follow each other. */
 #define SPLIT   2
 #define ROUNDED 1
 
-/* Packed rows of the job's weight take this many bytes. */
+/* Returns the bytes that packed rows take for the job's weight. */
 static size_t rows_bytes(const struct cpu_matmul_job *job, int rows, int parts) {
     return (size_t)rows * (size_t)job->weight->depth * 2 * (size_t)parts;
 }
@@ -104,7 +104,8 @@ static void pack_x_rounded(const struct cpu_matmul_job *job, int row, char *pack
 typedef void widener(const struct kern_weight *w, const char *panel, size_t first, size_t count,
                      char *to);
 
-/* No number is NaN. Codes below 2^-6 are m 2^-9, with a different exponent for each m. */
+/* Converts E4M3; no number is NaN. Codes below 2^-6 are m 2^-9, with a different exponent for each
+ * m. */
 static void widen_e4m3(const struct kern_weight *w, const char *panel, size_t first, size_t count,
                        char *to) {
     const __m512i tiny = _mm512_broadcast_i32x4(
@@ -135,8 +136,9 @@ SIMD void twice(v16 to[2], v16 x) {
     to[1] = _mm512_permutexvar_ps(_mm512_add_epi32(lanes, eight), x);
 }
 
-/* A code becomes float32 as the low bits of 2^15 + code, so n is that less `code_base`. Where the
- * term can be scale * code_base, which is exact for scales of float16, the subtraction is saved. */
+/* Read as the low bits of a float32, a code is 2^15 + code; subtracting 2^15 + code_base leaves n.
+ * Where scale * code_base is exact as the term, as with scales of float16, fused multiplication
+ * makes the subtraction unnecessary. */
 #define CODE_HIGH 0x1p15f
 
 SIMD float code_base(const struct cpu_form form) {
@@ -224,7 +226,7 @@ SIMD void widen_some(const struct kern_weight *w, const char *panel, size_t firs
     }
 }
 
-/* Converts with the subtraction saved where that is exact. */
+/* Converts blocks, without the subtraction where that is exact. */
 SIMD void widen_blocks(const struct kern_weight *w, const char *panel, size_t first, size_t count,
                        char *to, const struct cpu_form form) {
     if (w->halves && !form.least && form.factors == CPU_FLOATS)
@@ -460,13 +462,15 @@ SIMD void few_rows_one(const struct cpu_matmul_job *job, int64_t panel, const in
 }
 
 /* ---- Many rows ---- */
-/* Blocks of two tiles of rows and two panels: four loads for each four products of a part. A chunk
- * of the two panels meets all rows of the pass, so that it is converted once and then read from the
- * first-level cache; the sums of all blocks lie in memory between chunks. */
+/* Many rows are multiplied in blocks of two tiles of rows and two panels, which need four loads for
+ * each four products of a part. A chunk of the two panels is converted once and multiplied with all
+ * rows of the pass while it is in the first-level cache; between chunks, the sums of all blocks lie
+ * in memory. */
 
-/* Bytes of a chunk of each panel, in bf16: few enough that one stays in the first-level cache
- * beside the activations that it meets. Split activations meet a tile twice, which hides reading it
- * from the second-level cache, so stored tiles need no chunks, and sums stay in tiles. */
+/* Bytes of a panel's chunk in bf16: few enough that a chunk stays in the first-level cache beside
+ * the activations that it is multiplied with. Split activations use each tile twice, which hides
+ * reading it from the second-level cache; so tiles that are stored in bf16 need no chunks, and sums
+ * stay in tiles. */
 #define CHUNK_MOST ((size_t)16 * TILE_BYTES)
 
 SIMD size_t chunk_bytes(const struct kern_weight *w, const int parts) {
@@ -474,12 +478,12 @@ SIMD size_t chunk_bytes(const struct kern_weight *w, const int parts) {
     return widener_of(w) ? CHUNK_MOST : wide_bytes(w);
 }
 
-/* Two panels or the last one. */
+/* Two panels, or a single last one. */
 struct many {
     const struct cpu_matmul_job *job;
     int64_t panel;
     struct fetch fetch;
-    struct tree *trees; /* one for each two tiles of rows; a tree's tiles are [rows][panels] */
+    struct tree *trees; /* one for every two tiles of rows; a tree's tiles are [rows][panels] */
     char *wide;
 };
 

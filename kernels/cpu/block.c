@@ -31,7 +31,7 @@ const struct cpu_form cpu_forms[CPU_FORMS] = {
 #undef X
 };
 
-/* Returns the bytes of a panel, in whole cache lines. */
+/* Returns how many bytes a panel takes: whole cache lines. */
 size_t cpu_block_panel_bytes(const struct kern_weight *w) {
     const size_t groups = ((size_t)w->blocks + BLOCK_GROUP - 1) / BLOCK_GROUP;
     const size_t bytes = cpu_block_units_at(w) + groups * cpu_block_units(w->form);
@@ -58,7 +58,7 @@ static char *factor_at(const struct kern_weight *w, int64_t row, int64_t block, 
            (size_t)block * cpu_block_factors(w) + place * cpu_factor_bytes(w);
 }
 
-/* Returns the address of a unit, of scales or of terms. */
+/* Returns the address of the unit of scales or, if `least`, that of terms. */
 static char *unit_at(const struct kern_weight *w, int64_t row, int64_t block, bool least) {
     const size_t each = cpu_block_units(w->form) / (size_t)(1 + w->form->least);
     return panel_of(w, row) + cpu_block_units_at(w) +
@@ -78,7 +78,8 @@ static float get_unit(const struct kern_weight *w, const char *at) {
     return number_element(at, w->form->factors == CPU_E4M3 ? KERN_F32 : KERN_F16);
 }
 
-/* Returns the whole number which, times the unit, may be the factor; with 0 as the unit 0. */
+/* Returns the whole number whose product with the unit is nearest the factor; 0 if the unit is 0.
+ */
 static float multiple(float factor, float unit) {
     return unit == 0 ? 0 : rintf(factor / unit);
 }
@@ -89,7 +90,8 @@ static bool is_multiple(float factor, float unit, int lowest, int highest) {
            (number >= (float)lowest && number <= (float)highest && number * unit == factor);
 }
 
-/* `unit`: of forms that have units. A pair's scale is put first. */
+/* Writes a factor of a form; `unit` counts only in forms that have units. The scale of a pair must
+ * be written before its term, which shares its byte. */
 static void put_factor(const struct kern_weight *w, char *at, float x, float unit, bool least) {
     const uint16_t half = number_to_f16(x);
     if (w->form->factors == CPU_GROUPED)
@@ -116,22 +118,23 @@ static float get_factor(const struct kern_weight *w, const char *at, float unit,
 
 /* ---- Codes ---- */
 
-/* Returns the place of n among the values, or 16. */
+/* Returns which of the sixteen values n is; 16: none. */
 static int value_place(enum cpu_values values, int n) {
     int i = 0;
     while (i < 16 && cpu_values[values][i] != n) i++;
     return i;
 }
 
-/* Returns the codes of an output's block. */
+/* Returns where the codes of output `row` begin in a block. */
 static uint8_t *packed_codes(const struct kern_weight *w, int64_t row, int64_t block) {
     return (uint8_t *)panel_of(w, row) + (size_t)block * cpu_block_codes(w) +
            (size_t)(row % PANEL) * 4;
 }
 
-/* Where the codes of a form go. A start packs every weight, so four codes are moved at once. */
+/* Says where a form puts each code. Every start packs all weights, so put_codes moves four codes at
+ * once and looks nothing up in the form. */
 struct code_places {
-    uint8_t of_value[256]; /* forms with values: the code of each number; 16: none */
+    uint8_t of_value[256]; /* forms with values: the code of each number; 16: the number has none */
     struct cpu_quad quads[KERN_BLOCK / 4];
 };
 
@@ -154,7 +157,8 @@ static void put_codes(const struct cpu_form *form, const struct code_places *pla
         codes[i] = (uint8_t)code;
     }
     CHECK(beyond == 0);
-    for (int i = 0; i < KERN_BLOCK / 4; i++) { /* bytes keep apart: no code grows beyond 8 bits */
+    /* Four bytes can be shifted at once, because no code grows beyond its byte. */
+    for (int i = 0; i < KERN_BLOCK / 4; i++) {
         const struct cpu_quad at = places->quads[i];
         uint32_t four;
         memcpy(&four, codes + (ptrdiff_t)4 * i, sizeof four);
@@ -177,7 +181,8 @@ static void get_codes(const struct cpu_form *form, const uint8_t *from, int8_t *
     }
 }
 
-/* Are the factors multiples of the units that the first block of the group has? */
+/* Returns whether the block's factors are multiples of the units of its group's first block, within
+ * the given range. */
 static bool is_of_group(const struct block *block, const struct block *first, int lowest,
                         int highest) {
     for (int i = 0; i < 2; i++)
@@ -193,14 +198,14 @@ static bool is_e4m3_of(float factor, float unit) {
            (unit != 0 && number_from_e4m3(number_to_e4m3(factor / unit)) * unit == factor);
 }
 
-/* Is it a power of two that is finite and no subnormal number, or 0? */
+/* Returns whether x is 0 or a power of two that is neither infinite nor subnormal. */
 static bool is_power(float x) {
     const uint32_t bits = number_bits(x);
     return !(bits & 0x807fffffu) && bits < 0x7f800000u;
 }
 
-/* Has a form with such factors those of the block? CPU_FLOATS: in float16. `first`: the first block
- * of its group. */
+/* Returns whether factors of this kind can represent those of the block; CPU_FLOATS: as float16.
+ * `first` is the first block of its group. */
 static bool factors_fit(enum cpu_factors factors, const struct block *block,
                         const struct block *first) {
     switch (factors) {
@@ -303,7 +308,7 @@ struct block cpu_block_at(const struct kern_weight *w, int64_t row, int64_t bloc
 
 void cpu_block_widen(const struct kern_weight *w, int64_t panel, float *to) {
     for (int64_t b = 0; b < w->blocks; b++) {
-        for (int lane = 0; lane < PANEL; lane++) { /* rows past the last are zeros in memory */
+        for (int lane = 0; lane < PANEL; lane++) { /* rows past the last are stored as zeros */
             struct block block = cpu_block_at(w, panel * PANEL + lane, b);
             float *at = to + b * KERN_BLOCK * PANEL + lane;
             for (int64_t i = 0; i < KERN_BLOCK && b * KERN_BLOCK + i < w->cols; i++)

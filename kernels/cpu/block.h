@@ -116,18 +116,18 @@ struct cpu_form {
 
 extern const struct cpu_form cpu_forms[CPU_FORMS];
 
-/* Bits of the numbers that are multiplied: n plus the offset. */
+/* Returns the bits of the numbers that are multiplied, n plus the offset. */
 static inline __attribute__((always_inline)) int cpu_number_bits(const int bits,
                                                                  const enum cpu_values values) {
     return values == CPU_IQ4 ? 8 : values == CPU_E2M1 ? 5 : bits;
 }
 
-/* Where the codes of a quad lie in the codes of a block: the vectors and bits where their low and
- * their high ones begin, and how many they are. All are constants where `bits`, `parts` and `quad`
- * are. */
+/* Says where the codes of a quad lie in a block: the vector and the bit at which their low bits
+ * begin, the same for their high bits, and how many bits each has. The compiler knows all of them
+ * if `bits`, `parts` and `quad` are constants. */
 struct cpu_quad {
     int low_vector, low_bit, low;
-    int high_vector, high_bit, high; /* high 0: there are none */
+    int high_vector, high_bit, high; /* high 0: no high bits */
 };
 
 static inline __attribute__((always_inline)) struct cpu_quad
@@ -142,12 +142,13 @@ cpu_quad_of(const int bits, const int parts, const int quad) {
                              .high = high};
 }
 
-/* Bytes of a block of a panel. */
+/* Returns the bytes of codes of a block of a panel. */
 static inline size_t cpu_block_codes(const struct kern_weight *w) {
     return (size_t)PANEL * KERN_BLOCK * (size_t)w->form->bits / 8;
 }
 
-/* Factors of a block of an output, and those that do not share their bytes. */
+/* Returns how many factors a block of an output has; cpu_factor_places how many have bytes of their
+ * own. */
 static inline int cpu_factor_count(const struct cpu_form *form) {
     return form->parts * (1 + form->least);
 }
@@ -164,7 +165,7 @@ static inline size_t cpu_block_factors(const struct kern_weight *w) {
     return PANEL * cpu_factor_bytes(w) * (size_t)cpu_factor_places(w->form);
 }
 
-/* Bytes of a group's units in a panel. */
+/* Returns the bytes of units that a group has in a panel. */
 static inline __attribute__((always_inline)) size_t cpu_unit_bytes(const bool least,
                                                                    const enum cpu_factors factors) {
     const bool halves = factors == CPU_GROUPED || factors == CPU_PAIRED;
@@ -175,15 +176,15 @@ static inline size_t cpu_block_units(const struct cpu_form *form) {
     return cpu_unit_bytes(form->least, form->factors);
 }
 
-/* Where the units begin in a panel. */
+/* Returns where the units begin in a panel. */
 static inline size_t cpu_block_units_at(const struct kern_weight *w) {
     return (size_t)w->blocks * (cpu_block_codes(w) + cpu_block_factors(w));
 }
 
 #define CPU_REST_GROUP 4
 
-/* A block of an activation row, or a rest. A rest's codes are the first four of its place; it says
- * where its weights are. */
+/* Describes a block of an activation row, or a rest. The codes of a rest are the first four at its
+ * place; `block` and `quad` say which weights it is multiplied with. */
 struct cpu_x_block {
     float scale;       /* in int8 the unit, in every block of a leaf */
     float back;        /* int8: 1.5 2^23 times the power of two, as above */
@@ -196,8 +197,9 @@ struct cpu_x_block {
     int32_t quad;  /* a rest: its place in the block */
 };
 
-/* Places of an activation row: a place for each block and, in int8, for the rest of each group,
- * behind the group. A leaf's places follow each other; a few between leaves may be unused. */
+/* Returns the place of a block of an activation row. The row has a place for each block and, in
+ * int8, one more behind each group for its rest. The places of a leaf follow each other; a few
+ * places between leaves may be unused. */
 static inline int64_t cpu_x_place(int64_t block, int leaf, bool wide) {
     return wide ? block : block + block / CPU_REST_GROUP + leaf;
 }
@@ -206,8 +208,8 @@ static inline int64_t cpu_x_places(const struct kern_weight *w, bool wide) {
     return cpu_x_place(w->blocks, w->leaves, wide);
 }
 
-/* The rows of a pass are divided into pieces, which are multiplied together: the fewest of about
- * equal size. */
+/* The rows of a pass are divided into pieces, as few as possible and of about equal size; the rows
+ * of a piece are multiplied together. */
 struct cpu_piece {
     int row, rows;
 };
@@ -221,23 +223,25 @@ static inline struct cpu_piece cpu_piece_of(int rows, int most, int i) {
     return (struct cpu_piece){row, rows * (i + 1) / count - row};
 }
 
-/* Bytes of the activations of a pass: of each piece [places][rows][KERN_BLOCK] codes of 8 or, if
- * `wide`, 16 bits; then, of each piece, [places][rows] struct cpu_x_block. */
+/* Returns the bytes of the activations of a pass. Each piece has [places][rows][KERN_BLOCK] codes
+ * of 8 bits or, if `wide`, of 16; behind all codes, each piece has [places][rows] struct
+ * cpu_x_block. */
 size_t cpu_codes_bytes(const struct kern_weight *w, int rows, bool wide);
 
 struct cpu_block_kernels {
     int rows; /* the most rows of a piece */
-    /* Rounds one row of `cols` numbers to int8 or, if `wide`, int16. `step`: rows of its piece.
-     * `blocks`: memory without a declared type, which first holds something else. */
+    /* Rounds a row of w->cols numbers to int8 or, if `wide`, to int16. `step`: how many rows its
+     * piece has. The memory at `blocks` needs no declared type: round_row first stores other things
+     * there. */
     void (*round_row)(const struct kern_weight *w, const float *x, bool wide, char *codes,
                       struct cpu_x_block *blocks, int64_t step);
-    /* As cpu_kernels.matmul, from job->codes and job->x_blocks. */
+    /* Does what cpu_kernels.matmul does, from job->codes and job->x_blocks. */
     void (*multiply)(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
                      void *scratch);
     size_t (*scratch)(const struct kern_weight *weight); /* bytes */
 };
 
-/* vec_round.c: round_row of each path. */
+/* round_row of each path, in vec_round.c */
 #define CPU_ROUND_ROW(path)                                                                        \
     void cpu_round_row_##path(const struct kern_weight *w, const float *x, bool wide, char *codes, \
                               struct cpu_x_block *blocks, int64_t step);
@@ -248,12 +252,11 @@ CPU_ROUND_ROW(neon)
 CPU_ROUND_ROW(i8mm)
 
 extern const struct cpu_block_kernels cpu_block_kernels_portable;
-/* A build contains those of built.h. */
+/* built.h says which of these a build contains. */
 extern const struct cpu_block_kernels cpu_block_kernels_avx2;
 extern const struct cpu_block_kernels cpu_block_kernels_vnni; /* AVX-512 */
 extern const struct cpu_block_kernels cpu_block_kernels_neon;
 extern const struct cpu_block_kernels cpu_block_kernels_i8mm; /* NEON */
-/* cpu_block_kernels_of chooses. */
 
 /* block.c */
 /* Returns the best kernels whose instructions the path may use; cpu.c has checked the build. */
@@ -261,18 +264,18 @@ const struct cpu_block_kernels *cpu_block_kernels_of(const char *path);
 size_t cpu_block_panel_bytes(const struct kern_weight *w);
 /* Converts a panel's numbers to float32, [cols][16]. */
 void cpu_block_widen(const struct kern_weight *w, int64_t panel, float *to);
-/* Needs of the blocks of a matrix, found so far; all zeros at first. */
+/* The requirements of the blocks read so far on a form; all zeros at first. */
 struct cpu_needs {
-    int lowest, highest; /* codes */
-    /* CPU_FLOATS: a factor that is not exact in float16; others: one that such factors are not */
+    int lowest, highest; /* the smallest and the largest number */
+    /* Whether a kind of factors cannot represent a factor. CPU_FLOATS: not exactly in float16. */
     bool unfit[CPU_FACTOR_KINDS];
-    bool others[CPU_VALUES]; /* a number that is none of these values */
+    bool others[CPU_VALUES]; /* whether a number is none of these values */
 };
 
-/* `from`: the blocks of a row. */
+/* Adds what the blocks `from` of a row need. */
 void cpu_block_look(struct cpu_needs *needs, const struct kern_weight *w, const struct block *from);
 void cpu_needs_add(struct cpu_needs *to, const struct cpu_needs *other);
-/* Chooses the form for a weight with the numbers of its type that have these needs. */
+/* Chooses the smallest form that satisfies `needs` for a weight with blocks of its type. */
 void cpu_block_choose(struct kern_weight *w, const struct cpu_needs *needs);
 void cpu_block_pack(struct kern_weight *w, int64_t row, const struct block *from);
 /* Returns block `block` of the weights of output `row`. */

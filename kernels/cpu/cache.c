@@ -26,12 +26,12 @@ static size_t round_up(size_t n, size_t multiple) {
 /* Sizes of the pages of a cache. */
 struct page_shape {
     size_t row_size, size;
-    int slots, least; /* entries of a page; of all layers the most and the least */
+    int slots, least; /* entries of a page; over all layers the most and the fewest */
 };
 
 static struct page_shape page_shape_of(const struct kern_cache_options *options, int head_dim) {
     const enum kern_dtype dtype = options->dtype;
-    const size_t rows = options->latent ? 1 : 2; /* an entry's */
+    const size_t rows = options->latent ? 1 : 2; /* rows of an entry: key and value */
     struct page_shape shape = {.row_size = row_code_bytes(dtype, head_dim)};
     size_t slots = CPU_PAGE_BYTES / (rows * shape.row_size);
     if (slots < 1) slots = 1;
@@ -41,7 +41,7 @@ static struct page_shape page_shape_of(const struct kern_cache_options *options,
     return shape;
 }
 
-/* The same of all layers: pages have the size that the largest need. */
+/* Returns the sizes that suit all layers: pages are as large as the largest layer needs. */
 static struct page_shape page_shape_of_all(const struct kern_cache_options *options) {
     struct page_shape all = page_shape_of(options, options->head_dim);
     for (int i = 0; i < options->layers && options->heads; i++) {
@@ -133,7 +133,7 @@ static size_t work_size(const struct cpu_cache *cache) {
     return round_up(floats, MEMORY_PAGE / sizeof(float));
 }
 
-/* A layer of the model on this rank, but for its place among the others. */
+/* Returns how this rank divides a layer of the model, all but its place among the other layers. */
 static struct cpu_layer layer_of_model(const struct comm *comm,
                                        const struct kern_cache_options *whole, int layer) {
     const struct kern_heads heads = kern_heads_of(whole, layer);
@@ -269,7 +269,7 @@ struct cpu_work cpu_cache_work(const struct cpu_cache *cache, int worker) {
     return work;
 }
 
-/* `heads`: the most of the model in a layer. */
+/* `heads`: the largest number of heads that a layer of the model has. */
 static int map_arrays(struct cpu_cache *cache, size_t heads) {
     size_t pages = (size_t)cache->options.pages, slots = (size_t)cache->options.slots;
     size_t dim = (size_t)cache->options.head_dim, positions = (size_t)cache->options.max_positions;
@@ -481,8 +481,8 @@ static struct cpu_cache_slot *slot_at(const struct cpu_cache *cache, int slot) {
 
 /* ---- A step ---- */
 
-/* The first page of a stream or state into which the span writes: of a stream the partly filled
- * one, if any; with a rule that adds up attention, and of a state, page 0. */
+/* Returns the first page of a stream or state into which the span writes. Of a stream this is the
+ * partly filled page, if there is one; page 0 if the rule adds up attention, and of a state. */
 static int32_t first_written(const struct cpu_cache *cache, const struct kern_span *span, int row) {
     if (rule_adds(span->rule) || row >= cpu_cache_states(cache)) return 0;
     return *cpu_cache_length(cache, span->slot, row) / cpu_cache_layer(cache, row)->page_slots;
@@ -492,9 +492,9 @@ static int32_t pages_held(const struct cpu_cache *cache, const struct kern_span 
     return cpu_cache_row_pages(cache, row, *cpu_cache_length(cache, span->slot, row));
 }
 
-/* Must span `index` copy page `at` of its stream or state? Forks that write in one step leave a
- * shared page one by one, and the last one keeps it: earlier spans that leave are counted. A shared
- * page has the same place in every table. */
+/* Returns whether span `index` must copy page `at` of its stream or state. When several forks of a
+ * page write in one step, each copies it except the last, which keeps it; so earlier spans that
+ * copy it are counted here. A shared page has the same place in every table. */
 static bool must_copy(const struct cpu_cache *cache, const struct kern_batch *batch, int index,
                       int row, int32_t at) {
     uint32_t page = cpu_cache_row(cache, batch->spans[index].slot, row)[at];
@@ -507,7 +507,8 @@ static bool must_copy(const struct cpu_cache *cache, const struct kern_batch *ba
     return refs > 1;
 }
 
-/* Pages that a row lacks which will have `pages`. */
+/* Returns how many pages span `index` must take so that a row has `pages`, copies of shared pages
+ * included. */
 static int64_t row_needs(const struct cpu_cache *cache, const struct kern_batch *batch, int index,
                          int row, int32_t pages) {
     int32_t held = pages_held(cache, &batch->spans[index], row);
@@ -530,7 +531,7 @@ static int64_t pages_needed(const struct cpu_cache *cache, const struct kern_bat
     return need;
 }
 
-/* A state's own pages, of zeros before the first token. */
+/* Gives a state its own pages; before the first token they contain zeros. */
 static void begin_state(struct cpu_cache *cache, int slot, int row) {
     const bool fresh = *cpu_cache_length(cache, slot, row) == 0;
     cpu_cache_extend(cache, slot, row, cache->state_pages);
@@ -625,8 +626,8 @@ int cpu_cache_begin_step(struct cpu_cache *cache, const struct kern_batch *batch
 
 /* ---- Slots ---- */
 
-/* Number of entries before position `pos`; positions ascend, and dropped entries are near the
- * end. */
+/* Returns the number of entries before position `pos`. Positions ascend, and entries to be dropped
+ * are near the end. */
 static int32_t entries_before(const struct cpu_cache *cache, int slot, int stream, int32_t pos) {
     const struct cpu_stream view = cpu_cache_stream_at(cache, slot, stream);
     int32_t length = view.length;
@@ -634,8 +635,8 @@ static int32_t entries_before(const struct cpu_cache *cache, int slot, int strea
     return length;
 }
 
-/* The first member to drop with the tokens from position `pos` on: itself or its centre is
- * dropped. */
+/* Returns the first member that is dropped with the tokens from position `pos` on, because of its
+ * own position or its centre's. */
 static int32_t members_before(const struct cpu_cache *cache, int slot, int row, int32_t pos) {
     const uint32_t *table = cpu_cache_row(cache, slot, row);
     int32_t length = *cpu_cache_length(cache, slot, row);

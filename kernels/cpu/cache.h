@@ -52,7 +52,7 @@
 typedef void cpu_item(void *arg, int item, int worker);
 typedef void cpu_parallel(void *ctx, int items, cpu_item *fn, void *arg);
 
-/* Consecutive rows of a page, or of floats. */
+/* Consecutive rows of a page, or of an array of floats. */
 struct cpu_rows {
     const void *at;          /* [rows][row_code_bytes] */
     const uint16_t *factors; /* [rows], in a dtype with factors */
@@ -103,10 +103,10 @@ struct cpu_cache_slot {
     bool measured;    /* `weights` holds the slot's layer weights */
 };
 
-/* A layer's heads on this rank, and how its entries lie in pages. */
+/* A layer's heads on this rank, and how pages hold its entries. */
 struct cpu_layer {
     int first;       /* the first stream; the heads follow each other */
-    int first_model; /* the same of the model */
+    int first_model; /* the number of that stream in the model */
     int heads_kv;    /* KV heads of this rank */
     int heads_model; /* KV heads of the model */
     int heads_q, group;
@@ -115,22 +115,22 @@ struct cpu_layer {
     int latent;      /* kern_cache_options */
     int page_slots;  /* P */
     size_t row_size; /* bytes of one key or value, without its factor */
-    size_t query;    /* numbers in a slot's ring before this layer's */
+    size_t query;    /* how many numbers a slot's ring has before those of the layer */
 };
 
 struct cpu_cache {
     struct kern_cache_options
         options;             /* heads_q, heads_kv: the most that this rank has in a layer */
     const struct comm *comm; /* ranks that hold the other heads */
-    int streams;             /* the number of all layers */
-    int streams_model;       /* the same of all ranks */
-    int lanes;               /* the most of cpu_cache_lanes */
-    int rows;                /* row `stream` its entries, `streams + stream` members, then states */
-    int state_pages;         /* pages of a state */
-    int page_slots;          /* the largest P */
-    int member_slots;        /* members per page */
-    size_t page_size;        /* bytes of one page's keys, values and factors, a multiple of 64 */
-    cpu_parallel *parallel;  /* optional, set after open; NULL = serial */
+    int streams;             /* streams of all layers */
+    int streams_model;       /* streams of all ranks */
+    int lanes;               /* the largest result of cpu_cache_lanes */
+    int rows; /* row `stream` is its entries, `streams + stream` its members; the states follow */
+    int state_pages;        /* pages of a state */
+    int page_slots;         /* the largest P */
+    int member_slots;       /* members per page */
+    size_t page_size;       /* bytes of one page's keys, values and factors, a multiple of 64 */
+    cpu_parallel *parallel; /* optional, set after open; NULL = serial */
     void *parallel_ctx;
     const struct cpu_math *math; /* set after open; cpu_math_plain */
     int workers;
@@ -148,7 +148,7 @@ struct cpu_cache {
      * p % window, if ring_pos has p there. Other sequences never touch this memory. */
     float *ring;       /* [slots][ring_slot floats], within it [layers][WINDOW_MAX][heads_q * D] */
     int32_t *ring_pos; /* [slots][KERN_WINDOW_MAX]; -1: none */
-    struct kern_attend_options *attended; /* [layers]: of the layer's last attention */
+    struct kern_attend_options *attended; /* [layers] the options of the layer's last attention */
     size_t ring_slot;
 
     uint16_t *refs;       /* [pages] tables that refer to the page; 0 = free */
@@ -202,14 +202,15 @@ static const struct cpu_cache_side cpu_cache_sides[] = {
 };
 enum { CPU_CACHE_SIDES = sizeof cpu_cache_sides / sizeof *cpu_cache_sides };
 
-/* page_bytes: keys, values and side records; page_slots is at least 1 for rows of any length. */
+/* Describes the cache that these options give. page_bytes counts keys, values and side records;
+ * page_slots is at least 1 even if a row is very long. */
 void cpu_cache_info(const struct kern_cache_options *options, struct kern_cache_info *info);
 /* dtype f32, bf16, e4m3, row8 or row4; `workers` is the number of workers of `parallel`. On failure
  * nothing is held and *cache is zeroed. */
 int cpu_cache_open(struct cpu_cache *cache, const struct kern_cache_options *options, int workers,
                    struct fault *fault);
-/* The same for one of several ranks: `options` counts the model's heads, `pages` the rank's pages.
- * `comm` must outlive the cache. */
+/* Opens the cache of one of several ranks: `options` counts the model's heads, `pages` the rank's
+ * pages. `comm` must outlive the cache. */
 int cpu_cache_open_rank(struct cpu_cache *cache, const struct kern_cache_options *options,
                         const struct comm *comm, int workers, struct fault *fault);
 void cpu_cache_close(struct cpu_cache *cache); /* idempotent; a zeroed struct is allowed */
@@ -249,8 +250,8 @@ int cpu_cache_snapshot_check(const struct cpu_cache *cache, const struct kern_bl
 int cpu_cache_snapshot_import(struct cpu_cache *cache, int slot, int block,
                               const struct kern_block *from);
 
-/* Numbers [first, first + count) of a state of the slot, out of its pages and into them. The slot
- * has the state, and may write it: a step has begun. */
+/* Copies numbers [first, first + count) of a state of the slot out of its pages, or into them. The
+ * slot must have the state; before writing, a step must have begun. */
 void cpu_cache_state_read(const struct cpu_cache *cache, int slot, int state, int first, int count,
                           float *to);
 void cpu_cache_state_write(const struct cpu_cache *cache, int slot, int state, int first, int count,
@@ -260,7 +261,7 @@ void cpu_cache_state_write(const struct cpu_cache *cache, int slot, int state, i
 
 uint32_t cpu_cache_take_page(struct cpu_cache *cache); /* a free page must be there */
 
-/* The first record of side array `side` in a page. */
+/* Returns the first record of side array `side` in a page. */
 static inline char *cpu_cache_side(const struct cpu_cache *cache, int side, uint32_t page) {
     char *array;
     memcpy(&array, (const char *)cache + cpu_cache_sides[side].array, sizeof array);
@@ -329,7 +330,8 @@ struct cpu_work {
 };
 struct cpu_work cpu_cache_work(const struct cpu_cache *cache, int worker);
 
-/* Numbers of a value, and those in front of a key that do not rotate. */
+/* Returns how many numbers a value has. If keys hold the values, so many numbers at the front of a
+ * key do not rotate. */
 static inline int cpu_value_dim(const struct cpu_layer *layer) {
     return layer->latent ? layer->latent : layer->head_dim;
 }
@@ -338,25 +340,26 @@ static inline const struct cpu_layer *cpu_cache_layer(const struct cpu_cache *ca
     return &cache->layers[cache->layer_of[stream]];
 }
 
-/* Row `at` of a page's keys or values, converted to floats; and back, rounded to nearest. Rotated
- * in a dtype with factors (kernels/row.h). */
+/* Converts row `at` of a page's keys or values to floats, and back, rounded to nearest. In a dtype
+ * with factors the floats are rotated (kernels/row.h). */
 void cpu_cache_wide_row(const struct cpu_cache *cache, const struct cpu_layer *layer, uint32_t page,
                         bool values, int at, float *to);
 void cpu_cache_store_row(const struct cpu_cache *cache, const struct cpu_layer *layer,
                          uint32_t page, bool values, int at, const float *from);
-/* Rotates a vector of `dim` floats as the cache's rows are, there and back; in a dtype without
- * factors it does not change. */
+/* Rotates a vector of `dim` floats as the cache's rows are rotated; the same function rotates it
+ * back. In a dtype without factors nothing changes. */
 static inline void cpu_cache_rotate(const struct cpu_cache *cache, float *x, int dim) {
     if (row_scaled(cache->options.dtype)) cache->math->row_rotate(x, dim);
 }
-/* Number of queries processed together: whole groups of so many heads, at least 16 heads. */
+/* Returns how many queries are processed together: whole groups of `group` heads, and at least 16
+ * heads. */
 int cpu_cache_lanes(int group);
 
 static inline int32_t cpu_cache_pages_for(const struct cpu_layer *layer, int32_t length) {
     return (length + layer->page_slots - 1) / layer->page_slots;
 }
 
-/* The first row of a state. */
+/* Returns the first row that is a state. */
 static inline int cpu_cache_states(const struct cpu_cache *cache) {
     return 2 * cache->streams;
 }
@@ -378,14 +381,14 @@ int64_t cpu_cache_lacks(const struct cpu_cache *cache, int slot, int row, int32_
 
 /* ---- For the kernels ---- */
 
-/* [heads_q * head_dim] at place `at` of the ring. */
+/* Returns the query at place `at` of the ring, [heads_q * head_dim]. */
 static inline float *cpu_cache_query(const struct cpu_cache *cache, int slot, int layer, int at) {
     const struct cpu_layer *l = &cache->layers[layer];
     return cache->ring + (size_t)slot * cache->ring_slot + l->query +
            (size_t)at * (size_t)l->heads_q * (size_t)l->head_dim;
 }
 
-/* Bytes of a query of all heads in the ring. */
+/* Returns the bytes of a query of all heads in the ring. */
 static inline size_t cpu_cache_query_bytes(const struct cpu_cache *cache, int layer) {
     const struct cpu_layer *l = &cache->layers[layer];
     return (size_t)l->heads_q * (size_t)l->head_dim * sizeof(float);
@@ -403,7 +406,7 @@ static inline uint32_t *cpu_cache_table(const struct cpu_cache *cache, int slot,
     return cache->tables + (size_t)slot * cache->slot_pages + (size_t)stream * cache->stream_pages;
 }
 
-/* The table of a row of any kind. */
+/* Returns the page table of a row of any kind. */
 static inline uint32_t *cpu_cache_row(const struct cpu_cache *cache, int slot, int row) {
     const int states = cpu_cache_states(cache);
     const int members = row < states ? row - cache->streams : cache->streams;
@@ -416,7 +419,7 @@ static inline int32_t *cpu_cache_length(const struct cpu_cache *cache, int slot,
     return &cache->lengths[(size_t)slot * (size_t)cache->rows + (size_t)row];
 }
 
-/* The sinks of the query heads of this rank's KV head `head`; NULL: none. */
+/* Returns the sinks of the query heads that belong to this rank's KV head `head`; NULL: none. */
 static inline const float *cpu_cache_sinks(const struct cpu_cache *cache,
                                            const struct kern_attend_options *options, int layer,
                                            int head) {
@@ -424,7 +427,7 @@ static inline const float *cpu_cache_sinks(const struct cpu_cache *cache,
     return options->sinks ? options->sinks + (size_t)((l->shard.first + head) * l->group) : NULL;
 }
 
-/* The model's number of a stream of this rank. */
+/* Returns the number that a stream of this rank has in the model. */
 static inline int cpu_cache_model_stream(const struct cpu_cache *cache, int stream) {
     const struct cpu_layer *layer = cpu_cache_layer(cache, stream);
     return layer->first_model + layer->shard.first + stream - layer->first;
@@ -451,7 +454,7 @@ static inline struct cpu_stream cpu_cache_stream(const struct cpu_cache *cache, 
     return cpu_cache_stream_at(cache, slot, cache->layers[layer].first + head);
 }
 
-/* A stream's members; has no pages if there are none. */
+/* Returns a stream's members; without members it has no pages. */
 static inline struct cpu_stream cpu_cache_members(const struct cpu_cache *cache, int slot,
                                                   int stream) {
     int row = cache->streams + stream;
@@ -465,7 +468,7 @@ static inline struct cpu_stream cpu_cache_members(const struct cpu_cache *cache,
  * computes attention: the results go to `out`. */
 struct cpu_mass {
     struct cpu_stream stream;
-    const float *q; /* the group's first head in the span's first row, rotated, not yet scaled */
+    const float *q; /* the group's first head in the span's first row; rotated, not scaled */
     size_t q_stride;
     int count;
     float scale;
@@ -474,16 +477,17 @@ struct cpu_mass {
     struct cpu_stream members; /* members of classes */
     bool positions;            /* kern_classes */
     int32_t pos;               /* position of the first query */
-    int sliding_window;        /* entries with pos <= the query's - this are masked; 0: none */
-    float cap;                 /* as in kern_attend_options */
-    const float *sinks;        /* one for each query head of the group, or NULL */
-    float *out;                /* result of the span's first row; NULL: not wanted */
+    int sliding_window; /* entries this far before a query, or farther, are masked; 0: none */
+    float cap;          /* as in kern_attend_options */
+    const float *sinks; /* one for each query head of the group, or NULL */
+    float *out;         /* result of the span's first row; NULL: not wanted */
     size_t out_stride;
     int out_first, out_count; /* the group's heads whose results are wanted, consecutive */
 };
 void cpu_observe_mass(const struct cpu_cache *cache, const struct cpu_mass *mass, int worker);
 
-/* First key and first value of a page: [P][D] each, or the same where keys hold the values. */
+/* Return where a page's keys and values begin, [P][D] each. If keys hold the values, both are the
+ * same. */
 static inline void *cpu_cache_k(const struct cpu_cache *cache, uint32_t page) {
     return cache->pool + page * cache->page_size;
 }
@@ -494,7 +498,8 @@ static inline void *cpu_cache_v(const struct cpu_cache *cache, const struct cpu_
     return cache->pool + page * cache->page_size + keys;
 }
 
-/* First factor of a page's keys or values; meaningless in a dtype without factors. */
+/* Returns where the factors of a page's keys or values begin; meaningless in a dtype without
+ * factors. */
 static inline uint16_t *cpu_cache_factors(const struct cpu_cache *cache,
                                           const struct cpu_layer *layer, uint32_t page,
                                           bool values) {
@@ -503,7 +508,7 @@ static inline uint16_t *cpu_cache_factors(const struct cpu_cache *cache,
     return (uint16_t *)keys + (values ? slots : 0);
 }
 
-/* A page's keys or values from entry `first` on. */
+/* Returns a page's keys or values from entry `first` on. */
 static inline struct cpu_rows cpu_cache_rows(const struct cpu_cache *cache,
                                              const struct cpu_layer *layer, uint32_t page,
                                              bool values, int first) {
@@ -533,7 +538,7 @@ static inline int32_t cpu_cache_entry_pos(const struct cpu_cache *cache,
     return cpu_cache_pos(cache, stream->pages[index / slots])[index % slots];
 }
 
-/* The number of the stream's entries with a position up to `pos`; positions ascend. */
+/* Returns how many entries of the stream have a position up to `pos`; positions ascend. */
 static inline int32_t cpu_cache_entries_up_to(const struct cpu_cache *cache,
                                               const struct cpu_stream *stream, int32_t pos) {
     int32_t lo = 0, hi = stream->length;
@@ -553,12 +558,12 @@ static inline struct cpu_member *cpu_cache_member(const struct cpu_cache *cache,
     return page + index % cache->member_slots;
 }
 
-/* Index of the entry at a position; the number of entries if there is none. */
+/* Returns the index of the entry at a position; the number of entries if there is none. */
 int32_t cpu_cache_find(const struct cpu_cache *cache, const struct cpu_stream *entries,
                        int32_t pos);
 
-/* Moves one entry with its side records: besides the kernels, only this function
- * knows an entry's layout in its page. */
+/* Moves an entry with its side records. Apart from the kernels, only this function knows how an
+ * entry lies in its page. */
 static inline void cpu_cache_move_entry(struct cpu_cache *cache, const struct cpu_layer *layer,
                                         uint32_t to_page, int to_slot, uint32_t from_page,
                                         int from_slot) {

@@ -45,7 +45,7 @@ struct cpu_classes cpu_classes_open(const struct cpu_cache *cache, struct cpu_st
     return classes;
 }
 
-/* The member's key: gain times its centre's key, rotated to the member's position. */
+/* Computes the key of a member: its gain times its centre's key, rotated to its own position. */
 static void member_key(const struct cpu_cache *cache, const struct cpu_member *member,
                        const float *restrict centre, float *restrict to) {
     int half = cache->options.head_dim / 2;
@@ -246,7 +246,7 @@ static void find_all(const struct join *m) {
         if (!stays(m, i) && !(m->alike[i] > m->job->due->rule->classes.tau)) m->links[i] = NOBODY;
 }
 
-/* Turns targets into lists, oldest first. */
+/* Turns targets into lists with the oldest entry first. */
 static void link_joining(const struct join *m) {
     for (int32_t i = 0; i < m->view.length; i++)
         if (stays(m, i)) m->links[i] = NOBODY;
@@ -265,8 +265,8 @@ static void store(const struct join *m, bool values, int32_t index, const float 
                         index % m->view.layer->page_slots, row);
 }
 
-/* Sums mass times unit key at position 0, or times value, over the centre and the entries that
- * join. */
+/* Sums, over the centre and the entries that join it, mass times the key, at position 0 and of
+ * length 1, or mass times the value. */
 static void sum_class(const struct join *m, bool values, int32_t centre, float *sum) {
     float *row = m->work.turned;
     memset(sum, 0, (size_t)m->dim * sizeof *sum);

@@ -99,12 +99,12 @@ static bool begin(struct cpu_evict_scope *scope) {
     if (scope->allotment == 0)
         scope->cutoff =
             (struct cpu_evict_cutoff){.key = UINT32_MAX, .pos = INT32_MAX, .stream = -1};
-    else /* also the value of what the stages leave undecided */
+    else /* fields that no stage decides keep these values */
         scope->cutoff = (struct cpu_evict_cutoff){.key = 0, .pos = 0, .stream = INT32_MAX};
     return scope->open;
 }
 
-/* Stores the result of the stage; is the search still open? */
+/* Stores the result of the stage. Returns whether the search is still open. */
 static bool settle(struct cpu_evict_scope *scope, enum stage stage) {
     if (stage == BY_KEY) scope->cutoff.key = scope->value;
     if (stage == BY_POS) scope->cutoff.pos = (int32_t)scope->value;

@@ -45,7 +45,8 @@ static int conv_items(const struct delta_job *job) {
     return job->heads * (2 * blocks_of_part(job, PART_Q) + blocks_of_part(job, PART_V));
 }
 
-/* The item's block of channels: of queries, keys or values of a key head. */
+/* Computes the convolution of the item's block of channels, which are queries, keys or values of a
+ * key head. */
 static void convolve(const void *arg, int item) {
     const struct delta_job *job = arg;
     const struct kern_delta *d = job->delta;
@@ -75,8 +76,8 @@ static void convolve(const void *arg, int item) {
 
 /* ---- Before and behind the rule ---- */
 
-/* Queries and keys of length 1, queries divided by sqrt(dim_k): an RMS norm whose factors and
- * epsilon say so. */
+/* Scales queries and keys to length 1, and divides queries by sqrt(dim_k): an RMS norm with
+ * suitable factors and epsilon. */
 static void delta_normalise(const struct delta_job *job, int64_t row, int head) {
     const int dim = job->delta->dim_k;
     const float eps = 1e-6f / (float)dim;
@@ -85,7 +86,7 @@ static void delta_normalise(const struct delta_job *job, int64_t row, int head) 
     job->cpu->kernels->rms_norm(k, k, job->k_factors, dim, eps);
 }
 
-/* Turns [b | a] of a row into rates and decays. */
+/* Converts [b | a] of a row to rates and decays. */
 static void open_rates(const struct delta_job *job, int64_t row, int head) {
     const struct kern_delta *d = job->delta;
     float *b = job->rates + 2 * row * d->heads_v, *a = b + d->heads_v;
@@ -103,7 +104,7 @@ static void delta_prepare(const void *arg, int item) {
     open_rates(job, row, item % job->heads);
 }
 
-/* The norm of a head's results, times SiLU of its gates. */
+/* Applies the norm to a head's results, and multiplies them by SiLU of its gates. */
 static void delta_finish(const void *arg, int item) {
     const struct delta_job *job = arg;
     const int heads = job->heads * job->shared, head = item % heads, dim = job->delta->dim_v;
@@ -116,7 +117,7 @@ static void delta_finish(const void *arg, int item) {
 
 /* ---- The rule ---- */
 
-/* A span's rows in a block of columns of a value head. */
+/* Computes all rows of a span in a block of columns of a value head. */
 static void scan(const void *arg, int item) {
     const struct delta_job *job = arg;
     const struct kern_delta *d = job->delta;

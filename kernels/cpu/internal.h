@@ -44,8 +44,8 @@ struct kern_weight {
     int64_t depth;      /* padded inputs of all leaves */
     int64_t panels;     /* panels of 16 rows, the last perhaps padded */
     int64_t blocks;     /* CPU_BLOCKS: blocks of a row */
-    const struct cpu_form *form; /* CPU_BLOCKS: how they lie in memory (block.h) */
-    bool halves;                 /* CPU_BLOCKS: factors that are CPU_FLOATS are float16 */
+    const struct cpu_form *form; /* CPU_BLOCKS: the layout of its blocks (block.h) */
+    bool halves;                 /* CPU_BLOCKS: factors of kind CPU_FLOATS are float16 */
     size_t panel_bytes;
     char *data;
     bool factored; /* some parts have a factor */
@@ -54,9 +54,9 @@ struct kern_weight {
        input is number `skipped` of its group. Leaves begin at multiples of KERN_BLOCK. */
     float *group_scale;
     int64_t group, skipped;
-    /* Parts of a joined weight whose blocks have unlike layouts are weights of their own, which
-       follow each other: this one has `rows` of the `width` outputs, from `first` on. The members
-       below are the first one's. */
+    /* If the blocks of a joined weight's parts have different layouts, the weight is a list: each
+     * member has `rows` of the `width` outputs, from `first` on. The fields below `next` are set in
+     * the list's first member. */
     int64_t first, width;
     struct kern_weight *next; /* NULL: the last */
 
@@ -79,7 +79,7 @@ struct cpu_leaf {
     int64_t place;        /* first input of the leaf within a panel */
 };
 
-/* Leaves begin at multiples of so many inputs. */
+/* Returns the number of inputs of which the starts of leaves are multiples. */
 static inline int64_t cpu_leaf_unit(const struct kern_weight *w) {
     return w->layout == CPU_BLOCKS || w->group ? KERN_BLOCK : 1;
 }
@@ -124,10 +124,10 @@ struct cpu_attend_job {
     const struct cpu_cache *cache;
     const struct kern_batch *batch;
     int layer, heads_kv, head_dim, value_dim;
-    const struct cpu_layer *shape; /* the same layer */
+    const struct cpu_layer *shape; /* the layer's heads and pages */
     int group;                     /* query heads per KV head that attend */
-    int query, heads; /* first of these heads, and the number of heads in a row of qkv */
-    const float *qkv; /* [rows][qkv_stride] */
+    int query, heads;              /* the first of these heads, and how many a row of qkv has */
+    const float *qkv;              /* [rows][qkv_stride] */
     size_t qkv_stride;
     float *out;         /* [rows][heads_kv * group * value_dim] */
     float scale, cap;   /* as in kern_attend_options */
@@ -141,7 +141,7 @@ struct cpu_attend_item {
     int64_t cost; /* entries to visit, for balance only */
 };
 
-/* The query and the result of an item's lane. */
+/* Return the query, and the result, of a lane of an item. */
 static inline const float *cpu_attend_query(const struct cpu_attend_job *job,
                                             const struct cpu_attend_item *item, int lane) {
     int token = (item->lane + lane) / job->group, j = (item->lane + lane) % job->group;
@@ -159,8 +159,8 @@ static inline float *cpu_attend_out(const struct cpu_attend_job *job,
                (size_t)job->value_dim;
 }
 
-/* The largest logit and the sum of weights, relative to it, of a lane that has met no entry: those
- * of its head's sink. */
+/* Sets the largest logit, and the sum of weights relative to it, of a lane that has read no entry:
+ * they are those of its head's sink. */
 static inline void cpu_attend_begin(const struct cpu_attend_job *job,
                                     const struct cpu_attend_item *item, int lane, float *most,
                                     float *sum) {
@@ -174,7 +174,7 @@ struct cpu_delta_token {
     const float *q, *k; /* [dim] */
     const float *v;     /* [16] */
     float decay, rate;
-    bool corrects; /* as a gated delta rule; else as Mamba-2: q is C, k is B, v is x */
+    bool corrects; /* gated delta rule; false: Mamba-2, where q is C, k is B and v is x */
 };
 
 struct cpu_kernels {
@@ -205,33 +205,32 @@ struct cpu_kernels {
      * reads x itself. */
     size_t (*packed_bytes)(int64_t depth);
     void (*pack_x)(const struct cpu_matmul_job *job, int row, char *packed);
-    bool packs_blocks; /* is x packed for weights in blocks, too? struct cpu_block_kernels is not
-                          used then */
-    bool packs_groups; /* and for weights with factors of groups? */
+    bool packs_blocks; /* x is also packed for weights in blocks; struct cpu_block_kernels is then
+                          unused */
+    bool packs_groups; /* x is also packed for weights with factors of groups */
 
     const struct cpu_math *math; /* observing attention, comparing keys */
     size_t (*attend_scratch)(const struct kern_cache_options *options);
     int (*attend_lanes)(const struct kern_cache_options *options); /* most lanes per item */
     void (*attend)(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                    void *scratch);
-    const char *attention; /* says how it rounds queries and weights; NULL: it does not round */
-    const char *stored;    /* type of activations beside weights in bf16 and fp8; NULL: f32 */
+    const char *attention; /* text: how attention rounds queries and weights; NULL: it does not */
+    const char *stored;    /* text: type of activations for weights in bf16 and fp8; NULL: f32 */
 };
 
 extern const struct cpu_kernels cpu_kernels_reference;
 extern const struct cpu_kernels cpu_kernels_portable;
-/* A build contains those of built.h. */
+/* built.h says which of these a build contains. */
 extern const struct cpu_kernels cpu_kernels_avx2;
 extern const struct cpu_kernels cpu_kernels_neon;
 extern const struct cpu_kernels cpu_kernels_avx512;
 extern const struct cpu_kernels cpu_kernels_bf16; /* avx512 that rounds to bf16 */
 extern const struct cpu_kernels cpu_kernels_amx;
 extern const struct cpu_kernels cpu_kernels_amx_bf16; /* amx with activations in bf16 */
-/* cpu.c chooses by the options, the processor and the build. */
 
 /* ---- The instance ---- */
 
-/* A buffer that only grows; growing discards its contents. */
+/* A buffer that only grows. When it grows, its contents are lost. */
 struct cpu_room {
     void *mem;
     size_t bytes;
@@ -243,7 +242,7 @@ struct cpu {
     const struct cpu_kernels *kernels;
     const struct cpu_block_kernels *block_kernels; /* NULL: activations stay float32 */
     enum cpu_activations activations;
-    char said[160];          /* kern_ops.activations */
+    char said[160];          /* the text of kern_ops.activations */
     const struct comm *comm; /* comm_none with one rank */
     int leaves;              /* leaves of this rank's part of a sum that ranks split */
     struct cpu_team *team;
@@ -266,7 +265,7 @@ struct cpu {
     struct cpu_room angle_pos;
     struct cpu_room squares; /* per row: sums of squares of the model's query heads, then key heads;
                                 or decays, then sums of squares, of a Mamba-2 layer's heads */
-    const float *angle_freq; /* the frequencies and scale `angles` was made with */
+    const float *angle_freq; /* the frequencies and the scale from which `angles` was computed */
     float angle_scale;
     int angle_half;
 
@@ -282,7 +281,7 @@ static inline struct cpu *cpu_of(struct kern *kern) {
     return (struct cpu *)kern;
 }
 
-/* Notes a communicator's error for `sync`. */
+/* Remembers a communicator's error until `sync` reports it. */
 static inline void cpu_note(struct cpu *cpu, int rc) {
     if (cpu->failed == 0) cpu->failed = rc;
 }
@@ -297,7 +296,7 @@ const struct cpu_row *cpu_rows(struct cpu *cpu, const struct kern_batch *batch);
 /* Runs work(arg, worker) on all workers, or on the caller alone if `cost` (about one per float
  * touched) is too small to pay for a barrier. */
 void cpu_run(struct cpu *cpu, int64_t cost, cpu_work *work, void *arg);
-/* The same for one(job, item) of each of `items` items. */
+/* Does the same by calling one(job, item) for each of `items` items. */
 void cpu_run_items(struct cpu *cpu, int64_t cost, void (*one)(const void *job, int item),
                    const void *job, int items);
 
@@ -312,7 +311,7 @@ void cpu_weight_numbers(const struct kern_weight *weight, int64_t row, float *ou
 void cpu_matmul(struct kern *kern, float *y, const float *x, const struct kern_weight *weight,
                 const float *bias, int rows, enum kern_matmul_mode mode);
 int cpu_matmul_reserve(struct cpu *cpu, const struct kern_weight *weight);
-/* y[r, h] = W[h] x[r, h] of matrices of one shape, KERN_SHARD_NONE. */
+/* Computes y[r, h] = W[h] x[r, h]; all matrices have the same shape and KERN_SHARD_NONE. */
 struct cpu_heads {
     struct kern_weight *const *weights; /* [count] */
     int count, rows;
@@ -320,7 +319,7 @@ struct cpu_heads {
     float *y;
     int64_t x_row, x_head, y_row, y_head; /* numbers from one row, and from one head, to the next */
 };
-/* cpu_heads_reserve has made sure of the memory. */
+/* cpu_heads_reserve must have allocated the memory. */
 void cpu_matmul_heads(struct cpu *cpu, const struct cpu_heads *heads);
 int cpu_heads_reserve(struct cpu *cpu, struct kern_weight *const *weights, int count);
 
@@ -367,14 +366,15 @@ void cpu_write_kv(struct kern *kern, int layer, const float *qkv, const float *l
                   const struct kern_batch *batch);
 void cpu_attend(struct kern *kern, int layer, float *out, const float *qkv,
                 const struct kern_batch *batch, const struct kern_attend_options *options);
-float cpu_squares_of(const float *x, int dim); /* sum of their squares */
-/* Entries [*lo, *hi) of the stream are visible to the span's token; positions ascend in a
- * stream. */
+float cpu_squares_of(const float *x, int dim); /* returns the sum of the squares */
+/* Finds the entries [*lo, *hi) of the stream that are visible to the span's token; positions ascend
+ * in a stream. */
 void cpu_attend_range(const struct cpu_attend_job *job, const struct cpu_stream *stream,
                       const struct kern_span *span, int token, int32_t *lo, int32_t *hi);
 
 /* conv.c */
-#define CPU_CONV_CHANNELS 16 /* computed together: a vector of AVX-512, several of others */
+/* Channels computed together: one vector of AVX-512, several of other paths. */
+#define CPU_CONV_CHANNELS 16
 
 /* Up to CPU_CONV_CHANNELS channels side by side of the rows of a step. Pointers are to the first
  * channel in row 0; y may be x. */
@@ -387,7 +387,7 @@ struct cpu_conv {
     const float *taps;       /* [count][width] */
     const float *bias;       /* [count], added to the sum; NULL: none */
     int count, width;
-    int state, at; /* the channels' numbers in the recurrent state are from `at` on */
+    int state, at; /* the channels are numbers `at` and following of the recurrent state */
 };
 void cpu_conv_channels(const struct cpu_conv *conv, const struct kern_batch *batch);
 void cpu_short_conv(struct kern *kern, int state, float *y, const float *bcx, const float *taps,
@@ -401,7 +401,7 @@ void cpu_delta(struct kern *kern, int state, float *y, float *in, float *rates,
 void cpu_mamba(struct kern *kern, int state, float *y, float *in, float *shared,
                const struct kern_mamba *mamba, const struct kern_batch *batch);
 
-/* For columns beside each other in a state: the first `count` of `from`, then zeros. */
+/* Copies the first `count` columns of `from`, and fills the others of `to` with zeros. */
 static inline void cpu_copy_columns(float *to, const float *from, int count) {
     for (int i = 0; i < KERN_STATE_COLUMNS; i++) to[i] = i < count ? from[i] : 0;
 }

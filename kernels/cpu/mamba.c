@@ -22,7 +22,7 @@ struct mamba_job {
     int width, shared_width; /* numbers of a row of `in`, of `shared` */
 };
 
-/* Numbers of the rank's head. */
+/* Returns z of a head of the rank. */
 static float *z_of(const struct mamba_job *job, int64_t row, int head) {
     return job->in + row * job->width + (int64_t)head * job->mamba->dim;
 }
@@ -37,7 +37,7 @@ static float *kept_of(const struct mamba_job *job, int64_t row, int head) {
     return job->kept + row * job->mamba->heads + job->first + head;
 }
 
-/* The row's B and C of all groups, and dt of all heads. */
+/* Returns a row's B and C of all groups and dt of all heads. */
 static float *shared_of(const struct mamba_job *job, int64_t row) {
     return job->shared + row * job->shared_width;
 }
@@ -56,7 +56,8 @@ static int mamba_conv_blocks(int channels) {
     return (channels + CPU_CONV_CHANNELS - 1) / CPU_CONV_CHANNELS;
 }
 
-/* The item's block of channels: of a head, or behind all heads of B and C. */
+/* Computes the convolution of the item's block of channels, which belong to a head or, behind all
+ * heads, to B and C. */
 static void mamba_convolve(const void *arg, int item) {
     const struct mamba_job *job = arg;
     const struct kern_mamba *m = job->mamba;
@@ -86,7 +87,7 @@ static void mamba_convolve(const void *arg, int item) {
 
 /* ---- The scan ---- */
 
-/* Turns dt of a row into rates, and keeps decays. */
+/* Converts dt of a row to rates and stores the decays. */
 static void mamba_prepare(const void *arg, int row) {
     const struct mamba_job *job = arg;
     const struct kern_mamba *m = job->mamba;
@@ -98,7 +99,7 @@ static void mamba_prepare(const void *arg, int row) {
     }
 }
 
-/* A span's rows in a block of columns of a head. */
+/* Computes all rows of a span in a block of columns of a head. */
 static void mamba_scan(const void *arg, int item) {
     const struct mamba_job *job = arg;
     const struct kern_mamba *m = job->mamba;
@@ -128,7 +129,7 @@ static void mamba_scan(const void *arg, int item) {
 
 /* ---- Behind the scan ---- */
 
-/* The skip, and the gate; keeps the sum of squares. */
+/* Adds the skip, multiplies by the gate, and stores the sum of squares. */
 static void mamba_gate(const void *arg, int item) {
     const struct mamba_job *job = arg;
     const int dim = job->mamba->dim, row = item / job->heads, head = item % job->heads;

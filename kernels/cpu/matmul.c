@@ -5,11 +5,11 @@
 #include "base/check.h"
 #include "kernels/cpu/block.h"
 
-/* Rows of one pass over products of a vocabulary, which are buffered until the other ranks' parts
- * arrive. */
+/* How many rows a pass over products of a vocabulary has. They are buffered until the other ranks'
+ * parts arrive. */
 #define GATHER_ROWS 16
 
-/* The largest number of outputs on any rank. */
+/* Returns the largest number of outputs that a rank has. */
 static int64_t gather_stride(const struct cpu *cpu, const struct kern_weight *w) {
     return (w->rows_model + cpu->comm->ranks - 1) / cpu->comm->ranks;
 }
@@ -23,19 +23,19 @@ static size_t partial_bytes(const struct cpu *cpu, const struct kern_weight *w) 
     return 0;
 }
 
-/* Are the weight's products of packed activations? */
+/* Returns whether the weight is multiplied with packed activations. */
 static bool is_packed(const struct cpu *cpu, const struct kern_weight *w) {
     const struct cpu_kernels *k = cpu->kernels;
     if (!k->pack_x || (w->group && !k->packs_groups)) return false;
     return w->layout >= CPU_PANEL_PAIRS || (w->layout == CPU_BLOCKS && k->packs_blocks);
 }
 
-/* Are they of rounded activations? */
+/* Returns whether it is multiplied with activations rounded in blocks. */
 static bool in_codes(const struct cpu *cpu, const struct kern_weight *w) {
     return w->layout == CPU_BLOCKS && cpu->block_kernels;
 }
 
-/* Are they rounded to int16, not to int8? */
+/* Returns whether these are rounded to int16, not to int8. */
 static bool is_wide(const struct cpu *cpu, const struct kern_weight *w) {
     if (cpu->activations == CPU_BY_WEIGHT) return !block_is_narrow(w->dtype);
     return cpu->activations != CPU_INT8;
@@ -74,7 +74,7 @@ static void pack_rows(void *arg, int worker) {
         pass->cpu->kernels->pack_x(&pass->job, (int)b * 16, pass->cpu->packed.mem);
 }
 
-/* The rounded rows of a pass lie in cpu->packed: all codes, then all blocks. */
+/* Returns the blocks of the rounded rows of a pass, which lie in cpu->packed behind all codes. */
 static struct cpu_x_block *rounded_blocks(const struct cpu *cpu, const struct kern_weight *w) {
     const bool wide = is_wide(cpu, w);
     const int64_t codes = MATMUL_ROWS * cpu_x_places(w, wide) * KERN_BLOCK * (wide ? 2 : 1);
@@ -139,8 +139,8 @@ static int64_t portion(const struct cpu *cpu, const struct kern_weight *w) {
     return want < 4 ? 4 : want & ~(int64_t)3;
 }
 
-/* Rows of one pass: as many as take 1.5 MiB when packed, so that they stay in a core's second-level
- * cache while the weights stream through, but at least 64. */
+/* Returns how many rows a pass has: as many as take 1.5 MiB when packed, but at least 64. So they
+ * stay in a core's second-level cache while the weights stream through. */
 static int pass_rows(const struct cpu *cpu, const struct kern_weight *w) {
     if (!is_packed(cpu, w)) return MATMUL_ROWS;
     const size_t row = cpu->kernels->packed_bytes(w->depth) / MATMUL_ROWS;
@@ -148,8 +148,8 @@ static int pass_rows(const struct cpu *cpu, const struct kern_weight *w) {
     return rows < 64 ? 64 : rows > MATMUL_ROWS ? MATMUL_ROWS : (int)rows;
 }
 
-/* Makes the activations what the weight's products take: packed, rounded, or as they are.
- */
+/* Converts the activations to the form in which the weight's products read them: packed, rounded,
+ * or unchanged. */
 static void prepare(struct pass *pass) {
     struct cpu *cpu = pass->cpu;
     struct cpu_matmul_job *job = &pass->job;
@@ -188,7 +188,8 @@ static void multiply_weight(struct cpu *cpu, float *y, const float *x,
     }
 }
 
-/* Multiplies this rank's inputs and outputs. `whole`: its sums are whole and get their scales. */
+/* Multiplies this rank's inputs and outputs. `whole`: the sums need nothing from other ranks, and
+ * get their scales at once. */
 static void multiply_own(struct cpu *cpu, float *y, const float *x,
                          const struct kern_weight *weight, bool whole, const float *bias, int rows,
                          enum kern_matmul_mode mode) {
@@ -201,8 +202,8 @@ static void multiply_own(struct cpu *cpu, float *y, const float *x,
 
 #define HEAD_ROWS 64 /* rows that a worker multiplies with a head's matrix at a time */
 
-/* A worker's scratch memory: of the kernels, then the rows of a head, then the same as the products
- * take them. */
+/* Where the parts of a worker's scratch memory begin: that of the kernels at 0, then the rows of a
+ * head, then these rows packed or rounded. */
 struct heads_room {
     size_t x, packed, blocks, bytes;
 };
@@ -277,8 +278,8 @@ static void multiply_heads(void *arg, int worker) {
                       job->cpu->scratch[worker].mem);
 }
 
-/* The matrices are of one shape, but each lies in the smallest form that holds its numbers, and
- * forms need more or less memory. */
+/* All matrices have one shape, but each is stored in the smallest form that holds its numbers, and
+ * each form needs its own amount of memory. */
 int cpu_heads_reserve(struct cpu *cpu, struct kern_weight *const *weights, int count) {
     int rc = 0;
     for (int i = 0; i < count && !rc; i++) {
@@ -300,7 +301,7 @@ void cpu_matmul_heads(struct cpu *cpu, const struct cpu_heads *heads) {
 
 /* ---- Several ranks ---- */
 
-/* This rank's part of the bias of a joined weight. */
+/* Returns this rank's part of the bias of a joined weight. */
 static const float *own_bias(struct cpu *cpu, const struct kern_weight *w, const float *bias) {
     float *to = cpu->bias.mem;
     if (!bias || w->width == w->rows_model) return bias;

@@ -30,7 +30,7 @@ static void wide(const struct merge *m, bool values, int32_t index, float *to) {
     cpu_cache_wide_row(m->cache, layer, page_of(m, index), values, index % layer->page_slots, to);
 }
 
-/* 1 / |k| of all entries, 0 for a key of zeros. */
+/* Computes 1 / |k| of all entries; 0 for a key of zeros. */
 static void measure(const struct merge *m) {
     float *key = m->work.rows;
     for (int32_t i = 0; i < m->view.length; i++) {
@@ -108,7 +108,7 @@ static float weight_of(const struct merge *m, int32_t member) {
     return m->job->due->rule->merge == KERN_MERGE_PAPER ? expf(m->alike[member]) : m->alike[member];
 }
 
-/* The key or the value of a target with all its members. */
+/* Computes the merged key or value of a target and its members. */
 static void merge_row(const struct merge *m, bool values, int32_t target) {
     bool paper = m->job->due->rule->merge == KERN_MERGE_PAPER;
     float *sum = m->work.rows, *row = sum + m->dim, own = paper ? 2.71828183f : 1, total = own;

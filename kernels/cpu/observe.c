@@ -31,7 +31,7 @@ static struct view view_of(const struct cpu_cache *cache, struct cpu_stream stre
                          .dim = stream.layer->head_dim};
 }
 
-/* Products of `lanes` queries with the members and the first `count` entries. */
+/* Computes the products of `lanes` queries with all members and the first `count` entries. */
 static void products(const struct view *view, const float *q, int lanes, int32_t count,
                      struct cpu_work *work) {
     const struct cpu_cache *cache = view->cache;
@@ -77,7 +77,7 @@ static void mask(const struct view *view, struct query query, float *z) {
     for (int32_t i = 0; i < masked && i < query.sees; i++) z[view->members + i] = -INFINITY;
 }
 
-/* Does the query's sliding window leave any logits? The newest ones are last. */
+/* Returns whether the query's sliding window leaves any logits. The newest ones are last. */
 static bool sees_any(const float *z, int32_t count) {
     for (int32_t i = count - 1; i >= 0; i--)
         if (z[i] > -INFINITY) return true;
@@ -104,12 +104,12 @@ static void join_heads(enum kern_group group, float *p, size_t stride, int lanes
         for (int32_t i = 0; i < count; i++) p[i] /= (float)lanes;
 }
 
-/* The sink of head `head` of the group. */
+/* Returns the sink of head `head` of the group. */
 static float sink_of(const struct view *view, int head) {
     return view->sinks ? view->sinks[head] : -INFINITY;
 }
 
-/* The sink of `lanes` heads whose logits are joined. */
+/* Returns the sink of `lanes` heads whose logits are joined. */
 static float join_sinks(const struct view *view, enum kern_group group, int head, int lanes) {
     float sink = sink_of(view, head);
     for (int l = 1; l < lanes; l++) {
@@ -198,7 +198,7 @@ static void add_moments(struct window *w, const float *p) {
     }
 }
 
-/* A query's vector over the candidates. */
+/* Adds a query's vector over the candidates. */
 static void add_query(struct window *w, const float *p) {
     w->added++;
     if (w->reduce == KERN_REDUCE_MAX)
@@ -243,7 +243,7 @@ static void add_spread(const struct window *w) {
     }
 }
 
-/* Reduces all queries of `lanes` heads -> sum. */
+/* Reduces the queries of `lanes` heads to one vector, in `sum`. */
 static void reduce_heads(struct window *w, int head, int lanes) {
     int block = cpu_cache_lanes(w->view.group) / lanes;
     memset(w->sum, 0, (size_t)w->candidates * sizeof *w->sum);
@@ -318,7 +318,7 @@ static void turn_ahead(const struct cpu_cache *cache, const float *inv_freq, int
     cpu_cache_rotate(cache, query, dim);
 }
 
-/* Mean and squared deviations of the logits of one head's queries -> sum, squares. */
+/* Writes mean and squared deviations of the logits of one head's queries to `sum` and `squares`. */
 static void expect_head(struct window *w, const float *inv_freq, int32_t tokens, int head) {
     int block = cpu_cache_lanes(w->view.group), dim = w->view.dim;
     memset(w->sum, 0, (size_t)w->candidates * sizeof *w->sum);
@@ -338,7 +338,7 @@ static void expect_head(struct window *w, const float *inv_freq, int32_t tokens,
     }
 }
 
-/* log(e^a + e^b) */
+/* Returns log(e^a + e^b). */
 static float log_sum(float a, float b) {
     float most = a > b ? a : b;
     return most + log1pf(expf(-fabsf(a - b)));
@@ -386,7 +386,7 @@ void evict_expect(const struct evict_job *job, int stream, int32_t sinks, int32_
 
 /* ---- Preference of layers ---- */
 
-/* -sum A log(A + 1e-10) over the candidates, for one query of one head. */
+/* Returns -sum A log(A + 1e-10) over the candidates, for one query of one head. */
 static double entropy(const float *p, int32_t count) {
     double sum = 0;
     for (int32_t i = 0; i < count; i++) sum -= (double)p[i] * log((double)p[i] + 1e-10);
@@ -440,8 +440,8 @@ static void weigh(const struct view *view, float *out, const float *p, size_t st
     }
 }
 
-/* Computes the results of `count` tokens of the span, whose attention is in rows of work->logits
- * from row `row` on. A value is read once for all of them. */
+/* Computes the output of attention for `count` tokens of the span. Their weights are in rows of
+ * work->logits from row `row` on. Each value is read once for all of them. */
 static void answer(const struct view *view, const struct cpu_mass *mass, int first, int count,
                    int row, const struct cpu_work *work) {
     size_t size = (size_t)mass->out_count * (size_t)view->dim;

@@ -16,7 +16,7 @@
 
 typedef float quantize_row(uint8_t *codes, const void *row, int64_t cols, enum kern_dtype dtype);
 
-/* All variants compute the same numbers. */
+/* Returns the fastest variant; all of them compute the same numbers. */
 static quantize_row *fastest(void) {
     const struct cpu_isa isa = cpu_isa_detect();
     if (CPU_HAS_AVX512 && isa.avx512) return cpu_quantize_row_avx512;
@@ -34,8 +34,8 @@ struct quantizing {
     _Atomic int64_t bad; /* lowest row found so far that has no scale; past the last: none */
 };
 
-/* Notes a row without a scale. Rows below it are still checked, so the lowest one is found whatever
- * the schedule. */
+/* Records a row without a scale. Lower rows are still checked, so the lowest such row is found
+ * whatever the schedule is. */
 static void note_bad(struct quantizing *job, int64_t row) {
     int64_t lowest = atomic_load(&job->bad);
     while (row < lowest && !atomic_compare_exchange_weak(&job->bad, &lowest, row)) continue;
@@ -74,7 +74,7 @@ int quantize_rows(const struct kern_matrix *from, uint8_t *codes, float *scales,
 
 /* ---- Blocks ---- */
 
-#define SHRINK_STEPS 4     /* ends of the ranges that are tried, on either side */
+#define SHRINK_STEPS 4     /* how many ends of ranges are tried on either side */
 #define SHRINK       0.03f /* fraction of the range */
 
 /* Rounds to nearest even, for magnitudes below 2^22. */
@@ -159,7 +159,7 @@ struct blocking {
     _Atomic int64_t bad; /* as in struct quantizing */
 };
 
-/* Converts a row. False: a number is not finite or too large. */
+/* Converts a row. Returns false if a number is not finite or too large. */
 static bool block_row(const struct blocking *job, int64_t r) {
     const struct kern_matrix *m = job->from;
     const size_t size = kern_dtype_bytes(m->dtype);

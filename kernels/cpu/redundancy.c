@@ -29,7 +29,7 @@ static void wide_key(const struct rows *rows, int32_t index, float *to) {
                        to);
 }
 
-/* khat_i of `count` rows from `first` -> work->rows, consecutive. */
+/* Writes khat_i of `count` rows from `first` on to work->rows, without gaps. */
 static void wide_block(const struct rows *rows, int32_t first, int count) {
     for (int i = 0; i < count; i++) {
         float *to = rows->work->rows + (size_t)i * (size_t)rows->dim;
@@ -38,7 +38,7 @@ static void wide_block(const struct rows *rows, int32_t first, int count) {
     }
 }
 
-/* |k| -> out. */
+/* Writes |k| of each entry to out. */
 static void measure_lengths(const struct rows *rows, int32_t candidates, float *out) {
     float *key = rows->work->rows;
     for (int32_t i = 0; i < candidates; i++) {
@@ -82,8 +82,9 @@ static void add_sums(const struct rows *rows) {
     }
 }
 
-/* Does row i look like one of a page's entries [at, at + count), whose products are in `dot`? The
- * similarity of i with the newest such entry is not counted: it is subtracted from rho. */
+/* Returns whether row i is similar to one of a page's entries [at, at + count), whose products with
+ * it are in `dot`. The similarity with the newest such entry does not count: it is subtracted from
+ * rho. */
 static bool forgive_row(const struct rows *rows, int32_t i, const float *dot, int32_t at,
                         int32_t count) {
     for (int32_t j = count - 1; j >= 0; j--) {
@@ -97,8 +98,8 @@ static bool forgive_row(const struct rows *rows, int32_t i, const float *dot, in
     return false;
 }
 
-/* Searches one page for look-alikes of the rows who[0 .. lanes). Compacts the rows that found none,
- * in work->rows and in `who`, and returns their number. */
+/* Searches a page for entries similar to the rows who[0 .. lanes). Moves the rows that found none
+ * to the front of work->rows and `who`, and returns how many they are. */
 static int forgive_page(const struct rows *rows, int32_t *who, int lanes, int32_t at,
                         int32_t count) {
     const struct cpu_layer *layer = rows->stream->layer;

@@ -25,7 +25,7 @@ typedef float float4 __attribute__((vector_size(16)));
 typedef int32_t int4 __attribute__((vector_size(16)));
 
 struct scratch {
-    float *logit;   /* [vocab] adjusted and scaled */
+    float *logit;   /* [vocab] after penalties, bias and division by the temperature */
     int32_t *order; /* [vocab] scratch: heaps, candidates */
 };
 
@@ -105,7 +105,8 @@ static double gumbel(uint32_t bits) {
 
 /* ---- Order ---- */
 
-/* Does a come before b: higher logit, then lower id? NaN sorts last. */
+/* Returns whether token a comes before b: its logit is higher or, if they are equal, its id lower.
+ * NaN comes last. */
 static bool before(const float *logit, int32_t a, int32_t b) {
     float x = logit[a], y = logit[b];
     if (x > y) return true;
@@ -132,7 +133,7 @@ static bool any_bit(const int4 *mask) {
     return (words[0] | words[1]) != 0;
 }
 
-/* Does any number of the block reach `limit`? */
+/* Returns whether any number of the block reaches `limit`. */
 static bool block_reaches(const float *x, float limit) {
     float4 in[LANES];
     int4 mask = {0};
@@ -141,7 +142,7 @@ static bool block_reaches(const float *x, float limit) {
     return any_bit(&mask);
 }
 
-/* The largest number, -inf when all are NaN. */
+/* Returns the largest number; -inf if all are NaN. */
 static float maximum(const float *logit, int vocab) {
     float room[BLOCK], best = -INFINITY;
     float4 most[LANES], in[LANES];
@@ -287,7 +288,7 @@ static void apply_allowed(float *logit, int vocab, const uint32_t *allowed) {
     }
 }
 
-/* The logits after penalties, bias and bans; the raw logits where nothing changes them. */
+/* Returns the logits after penalties, bias and bans: the raw logits if nothing changes them. */
 static const float *adjust(const float *logits, int vocab, const struct kern_sample *p,
                            struct scratch *s) {
     bool penalties = has_penalties(p);
@@ -317,10 +318,11 @@ static void contend(struct winner *winner, const float *logit, int32_t token, ui
     *winner = (struct winner){token, value};
 }
 
-/* Could a token of the block win against `top` with its `lead`? Uses a bound on the noise that
- * needs no logarithm: -log(u) >= 1 - u, so -log(-log(u)) <= -log(1 - u), and the exponent of 1 - u
- * gives that within log(2). The lowest bit of the noise is dropped to fit a signed number. Rounding
- * is far below the margin, because relevant differences are small. */
+/* Returns whether a token of the block could win against `top`, which leads by `lead`. A bound on
+ * the noise decides, which needs no logarithm: -log(u) >= 1 - u, so -log(-log(u)) <= -log(1 - u),
+ * and the exponent of 1 - u gives that within log(2). The lowest bit of the noise is dropped so
+ * that it fits a signed number. Rounding errors are far smaller than the margin, because only small
+ * differences matter. */
 static bool may_win(const float *x, float top, float lead, const uint32_t *noise) {
     float4 in[LANES];
     int4 bits[LANES], mask = {0};
@@ -379,8 +381,8 @@ static int32_t choose_from(const float *logit, const int32_t *ids, int count, in
     return winner.token;
 }
 
-/* Selects all tokens that a nucleus of mass p * total could contain: the others together have less
- * than (1 - p) * total. The 1 covers rounding. */
+/* Selects all tokens that the nucleus of mass p * total may contain: the others together have less
+ * than (1 - p) * total. The 1 that is added covers rounding. */
 static int take_likely(const float *logit, int vocab, double top, double total, float top_p,
                        int32_t *ids) {
     float limit = (float)(top - log((double)vocab / ((1 - (double)top_p) * total)) - 1);
@@ -394,7 +396,7 @@ static int take_likely(const float *logit, int vocab, double top, double total, 
     return taken;
 }
 
-/* Orders like `before`: larger is better. */
+/* Returns a key that orders tokens as `before` does: the larger, the better. */
 static uint64_t order_key(const float *logit, int32_t id) {
     float x = logit[id] + 0.0f; /* -0 is 0 */
     uint32_t bits;
@@ -474,7 +476,7 @@ static int32_t choose(const float *adjusted, int vocab, const struct kern_sample
 
 /* ---- Log-probabilities ---- */
 
-/* 1 + the number of tokens before `token`. */
+/* Returns 1 + the number of tokens before `token`. */
 static int32_t rank_of(const float *logits, int vocab, int32_t token) {
     float x = logits[token];
     int32_t higher = 0, equal = 0;
@@ -503,7 +505,7 @@ static int list_top(const float *logits, int vocab, int most, int32_t *list) {
     return count;
 }
 
-/* Log-probabilities of the raw model: before any penalty, bias or temperature. */
+/* Writes log-probabilities of the model itself: before any penalty, bias or temperature. */
 static void raw_logprobs(const float *logits, int vocab, const struct kern_sample *p,
                          struct kern_sampled *out) {
     double top = maximum(logits, vocab);

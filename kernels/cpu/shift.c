@@ -11,7 +11,7 @@ struct shift_job {
     const struct kern_shift *shift;
 };
 
-/* The difference between a token's places after the shift and before. */
+/* Returns by how much the shift changes the place of a token. */
 static int32_t moved_by(const struct shift_job *job, int32_t pos) {
     const struct kern_shift *shift = job->shift;
     int32_t positions = job->cache->options.max_positions;
@@ -27,8 +27,8 @@ static const float *rotation_of(const struct cpu_cache *cache, int layer) {
 struct shift_plan {
     struct cpu_stream view;
     uint32_t *table;
-    int32_t length, first; /* entries from `first` on move or are rotated */
-    int32_t dropped;       /* entries that leave, from `first` on */
+    int32_t length, first; /* entries from `first` on are moved or rotated */
+    int32_t dropped;       /* how many entries from `first` on leave the stream */
 };
 
 static int32_t dropped_of(const struct shift_job *job, int stream) {
@@ -55,10 +55,10 @@ static struct shift_plan plan_stream(const struct shift_job *job, int stream) {
 
 /* ---- Rotation ---- */
 
-/* The rotation by one distance; consecutive entries mostly share it. */
+/* The rotation by one distance; most consecutive entries need the same one. */
 struct turn {
     const float *inv_freq;
-    int still, half; /* numbers in front that stay, pairs behind them */
+    int still, half; /* numbers at the front that are not rotated, and pairs behind them */
     int32_t by;
     float *cosine, *sine;
 };
@@ -82,7 +82,7 @@ static void rotate(const struct turn *turn, float *x) {
     }
 }
 
-/* The same for a key or query as the cache stores it. */
+/* Rotates a key or query that is stored as in the cache. */
 static void rotate_stored(const struct cpu_cache *cache, const struct turn *turn, float *x) {
     const int dim = turn->still + 2 * turn->half;
     cpu_cache_rotate(cache, x, dim);
@@ -125,7 +125,7 @@ static void shift_stream(void *arg, int stream, int worker) {
     }
 }
 
-/* The queries that a rule with a window remembers. */
+/* Shifts the queries that are kept for a rule with a window. */
 static void shift_queries(const struct shift_job *job) {
     struct cpu_cache *cache = job->cache;
     int slot = job->shift->slot, window = cache->slots[slot].window;
@@ -147,7 +147,7 @@ static void shift_queries(const struct shift_job *job) {
 
 /* ---- The slot ---- */
 
-/* The pages [*from, *to) of a stream that the shift writes to. */
+/* Finds the pages [*from, *to) of a stream that the shift writes to. Returns the stream's table. */
 static uint32_t *written_pages(const struct shift_job *job, int stream, int32_t *from,
                                int32_t *to) {
     struct shift_plan plan = plan_stream(job, stream);
@@ -157,7 +157,7 @@ static uint32_t *written_pages(const struct shift_job *job, int stream, int32_t 
     return plan.table;
 }
 
-/* Makes these pages private. */
+/* Makes the pages that the shift writes to private. */
 static int own_pages(const struct shift_job *job) {
     struct cpu_cache *cache = job->cache;
     int64_t need = 0;
@@ -180,7 +180,7 @@ int cpu_cache_shift(struct cpu_cache *cache, const struct kern_shift *shift) {
     CHECK(shift->from >= 0 && shift->to >= 0 && cache->options.max_positions >= PLACES_LEAST);
     const struct kern_evict due = {
         .slot = shift->slot, .tokens = shift->tokens, .rule = shift->rule};
-    int rc = own_pages(&job); /* keeping the best writes only to these, too */
+    int rc = own_pages(&job); /* cpu_cache_keep_best writes to no other pages */
     if (rc == 0 && shift->to > shift->from && shift->rule->score == KERN_SCORE_RETENTION)
         rc = cpu_cache_keep_best(cache, &due, places_kept(cache->options.max_positions));
     if (rc != 0) return rc;

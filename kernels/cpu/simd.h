@@ -91,12 +91,12 @@ SIMD void v16_store_n(float *p, v16 a, int n) {
 SIMD v16 v16_load_row8(const int8_t *p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
-/* Sixteen powers of two, or 0, by the exponents of float32. */
+/* Returns sixteen numbers, each a power of two or 0, from their exponents as in float32. */
 SIMD v16 v16_load_power(const uint8_t *p) {
     return _mm512_castsi512_ps(
         _mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)), 23));
 }
-/* The low or the high half of each of sixteen bytes. */
+/* Returns the low or the high half of each of sixteen bytes. */
 SIMD v16 v16_load_nibble(const uint8_t *p, bool high) {
     const __m512i pairs = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
     return _mm512_cvtepi32_ps(high ? _mm512_srli_epi32(pairs, 4)
@@ -115,13 +115,14 @@ SIMD v16 v16_load_bf16(const uint16_t *p) {
 SIMD v16 v16_load_f16(const uint16_t *p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
 }
-/* First and second bf16 of sixteen pairs. */
+/* Loads sixteen pairs of bf16: their first numbers and their second ones. */
 SIMD void v16_load_pairs(const void *p, v16 *first, v16 *second) {
     __m512i pairs = _mm512_loadu_si512(p);
     *first = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
     *second = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32((int)0xffff0000)));
 }
-/* First and second E4M3 number of sixteen pairs, not NaN: E4M3_UNIT times the value. */
+/* Does the same for sixteen pairs of E4M3 without NaN; the results are E4M3_UNIT times the numbers.
+ */
 SIMD void v16_load_e4m3_pairs(const void *p, v16 *first, v16 *second) {
     __m256i low, high;
     f16_of_e4m3_pairs(p, &low, &high);
@@ -157,12 +158,12 @@ SIMD void v16_store_e4m3(uint8_t *p, v16 a) {
     code = _mm512_mask_mov_epi32(code, nan, _mm512_set1_epi32(0x7f));
     _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(code));
 }
-/* Lanes outside [lo, hi) become `other`. */
+/* Replaces lanes outside [lo, hi) by `other`. */
 SIMD v16 v16_keep(v16 a, int lo, int hi, float other) {
     __mmask16 mask = (__mmask16)((hi >= 16 ? 0xffffu : (1u << hi) - 1) & ~((1u << lo) - 1));
     return _mm512_mask_mov_ps(_mm512_set1_ps(other), mask, a);
 }
-/* x where a >= limit, else 0. */
+/* Returns x where a >= limit, and 0 elsewhere. */
 SIMD v16 v16_unless_below(v16 a, float limit, v16 x) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, _mm512_set1_ps(limit), _CMP_GE_OQ), x);
 }
@@ -179,7 +180,8 @@ SIMD float v16_sum(v16 a) {
     c = _mm_add_ps(c, _mm_movehl_ps(c, c));
     return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
 }
-/* v16_sum of four vectors at once: halves, then quarters, one of each vector in each lane. */
+/* Returns v16_sum of four vectors at once: first of halves, then of quarters, with one vector's in
+ * each lane. */
 SIMD void v16_sum4(const v16 a[4], float to[4]) {
     __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a[0], a[1], 0x44),
                               _mm512_shuffle_f32x4(a[0], a[1], 0xee));
@@ -640,12 +642,13 @@ SIMD void v16_transpose(v16 a[16]) {
 #endif
 
 /* ---- Words: pairs of bf16 ---- */
-/* A v16 of words holds sixteen pairs, the first of a pair in the low bits. AVX512_BF16 takes
- * subnormal numbers as zeros, makes zeros of such results, and rounds the two additions of a word
- * in its own way. The other form is for files without it, which compile but do not call it. */
+/* A v16 of words holds sixteen pairs of bf16, the first number of each in the low bits. The
+ * instructions of AVX512_BF16 read subnormal numbers as zeros, write zeros instead of subnormal
+ * results, and round the two additions of a word in a way of their own. Without them the functions
+ * below compile, but are never called. */
 
-/* As v16_load, in two halves: of lines that are read whole, Zen 4 fetches fewer ahead, and one
- * query's attention over 8,192 entries took 1.4 times as long (bench/SPEED.md). */
+/* Does what v16_load does, in two halves. When whole lines are loaded, Zen 4 fetches fewer of them
+ * ahead: one query's attention over 8,192 entries then took 1.4 times as long (bench/SPEED.md). */
 SIMD v16 v16_load_halves(const void *p) {
 #if defined(__AVX512F__)
     const __m256i *half = p;
@@ -656,8 +659,9 @@ SIMD v16 v16_load_halves(const void *p) {
 #endif
 }
 
-/* The number or word at p in every lane, loaded as an integer: on Zen 4 a broadcast of a float from
- * memory also takes the time of a third of a product, one of an integer only that of a load. */
+/* Returns the number or word at p in every lane. It is loaded as an integer: on Zen 4, a broadcast
+ * of a float from memory costs a third of a product's time in addition to the load; one of an
+ * integer costs only the load. */
 SIMD v16 v16_word(const float *p) {
 #if defined(__AVX512F__)
     int32_t word;
@@ -668,7 +672,7 @@ SIMD v16 v16_word(const float *p) {
 #endif
 }
 
-/* sum + the products of pairs. */
+/* Returns sum + the products of both numbers of each word. */
 SIMD v16 v16_dot(v16 a, v16 b, v16 sum) {
 #if defined(__AVX512BF16__)
     return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
@@ -680,7 +684,7 @@ SIMD v16 v16_dot(v16 a, v16 b, v16 sum) {
 #endif
 }
 
-/* Words of numbers rounded to bf16. */
+/* Returns words of two vectors' numbers, rounded to bf16. */
 SIMD v16 v16_pair(v16 first, v16 second) {
 #if defined(__AVX512BF16__)
     const __m512i order =
@@ -696,8 +700,8 @@ SIMD v16 v16_pair(v16 first, v16 second) {
 #endif
 }
 
-/* Words of two rows' numbers, 32 or the `left` that belong to the rows, with zeros behind. A row
- * that is not wanted is not read and counts as zeros. */
+/* Makes words of the numbers of two rows: of 32 numbers or of the last `left`, with zeros behind
+ * them. A row that is not wanted is not read, and its numbers are zeros. */
 SIMD void v16_mix(const uint16_t *a, bool want_a, const uint16_t *b, bool want_b, int left,
                   v16 to[2]) {
 #if defined(__AVX512BF16__)
@@ -726,7 +730,7 @@ SIMD void v16_mix(const uint16_t *a, bool want_a, const uint16_t *b, bool want_b
 #endif
 }
 
-/* Keeps the second numbers of words, or the first. */
+/* Replaces the first numbers of words by zeros or, unless `second`, the second ones. */
 SIMD v16 v16_half(v16 words, bool second) {
 #if defined(__AVX512BF16__)
     return (v16)_mm512_maskz_mov_epi16(second ? 0xaaaaaaaau : 0x55555555u, (__m512i)words);

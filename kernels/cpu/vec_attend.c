@@ -20,21 +20,21 @@
 
 #define LANES 64
 #define CHUNK 16
-#define BLOCK 4 /* chunks whose values meet many lanes of words at a time */
+#define BLOCK 4 /* chunks whose values are added together where many lanes multiply words */
 
 /* Scratch of one worker. Vectors are padded with zeros to `width` floats, a multiple of 16. */
 struct room {
     float most[LANES], sum[LANES];
     int32_t lo[LANES], hi[LANES];        /* entries the lane sees; neither descends */
     float weight[BLOCK * LANES * CHUNK]; /* scores, then weights of the entries of some chunks */
-    float keep[BLOCK * LANES];   /* for each chunk the factors of the lanes' sums before it */
-    float unit;                  /* factor of scores: 1, or LOG2_E */
-    float cap;                   /* kern_attend_options, in this unit */
+    float keep[BLOCK * LANES]; /* for each chunk, what the lanes' earlier sums are multiplied by */
+    float unit;                /* factor of scores: 1, or LOG2_E */
+    float cap;                 /* kern_attend_options.cap in this unit */
     int width, q_width, v_width; /* numbers of keys, queries, and values and sums */
-    int places;  /* lanes that have room in weight and keep for each chunk, at least the item's */
+    int places;  /* lanes that each chunk has in weight and keep; no fewer than the item has */
     int block;   /* chunks whose values are added at a time */
     bool paired; /* queries, weights and values are words of two bf16 */
-    bool scaled; /* rows have factors: */
+    bool scaled; /* rows have factors; then the fields below are used: */
     int words;
     int16_t *whole;      /* [LANES][words] queries in whole numbers; a set side by side: packed */
     float factor[LANES]; /* the queries' factors */
@@ -77,7 +77,7 @@ static struct room *room_of(const struct cpu_attend_job *job, const struct cpu_a
     return room;
 }
 
-/* Lanes that are processed together. */
+/* Lanes that are processed together: one in each lane of a vector, or one after the other. */
 struct set {
     int first, lanes;
 };
@@ -146,7 +146,8 @@ static void begin(const struct cpu_attend_job *job, const struct cpu_attend_item
 
 /* ---- A chunk ---- */
 
-/* `count` entries from `entry` on, at `slot` of a page, and the lanes' weights of them. */
+/* `count` entries from `entry` on, which lie at `slot` of a page, and the weights that lanes give
+ * them. */
 struct chunk {
     uint32_t page;
     int slot, count;
@@ -154,7 +155,7 @@ struct chunk {
     float *weight, *keep; /* lane 0 first */
 };
 
-/* The chunk's entries that a lane sees: [lo, hi), none if they meet. */
+/* The entries of a chunk that a lane sees, [lo, hi); none if lo == hi. */
 struct seen {
     int lo, hi;
 };
@@ -166,12 +167,12 @@ static struct seen seen_of(const struct room *room, int l, const struct chunk *c
     return lo < hi ? (struct seen){lo, hi} : (struct seen){0, 0};
 }
 
-/* e^x, or 2^x of a score in log2 units, for x <= 0. */
+/* Returns e^x or, if scores are in log2 units, 2^x; x <= 0. */
 SIMD v16 weight_of(const struct room *room, v16 x) {
     return room->paired ? v16_exp2(x) : v16_exp(x);
 }
 
-/* Raises the lane's largest score to `most`. Returns the factor of its sums. */
+/* Raises a lane's largest score to `most`. Returns the factor by which its earlier sums shrink. */
 static float raise_most(struct room *room, int l, float most) {
     float keep[16] = {1};
     if (most > room->most[l]) /* exp(-inf - most) is 0: the first chunk starts from nothing */
@@ -180,7 +181,7 @@ static float raise_most(struct room *room, int l, float most) {
     return keep[0];
 }
 
-/* Stores the weights of a lane's chunk, or words of two. */
+/* Stores a lane's weights of a chunk, as words of two if `paired`. */
 static void store_few(const struct room *room, float *weight, v16 w) {
     if (room->paired)
         v16_store_bf16((uint16_t *)(void *)weight, w);
@@ -188,7 +189,7 @@ static void store_few(const struct room *room, float *weight, v16 w) {
         v16_store(weight, room->scaled ? v16_mul(w, v16_load(room->of_values)) : w);
 }
 
-/* Weights of a few lanes, rows of CHUNK. */
+/* Computes the weights of a chunk for a few lanes, each a row of CHUNK. */
 static void meet_few(struct room *room, struct set set, const struct chunk *c,
                      const struct rows *keys) {
     float *weight = c->weight + (int64_t)set.first * CHUNK;
@@ -239,7 +240,7 @@ static v16 sum_many(const float *weight) {
     return sum[0];
 }
 
-/* Multiplies weights with the values' factors, or makes words of two. */
+/* Multiplies weights with the factors of the values, or makes words of two weights each. */
 static void change_many(const struct room *room, float *weight, int count) {
     for (int64_t j = 0; j < count && room->scaled; j++) {
         float *to = weight + j * MANY;
@@ -251,7 +252,7 @@ static void change_many(const struct room *room, float *weight, int count) {
     }
 }
 
-/* Weights of scores, and zeros behind them. */
+/* Replaces scores by their weights, and fills the rest of the chunk with zeros. */
 SIMD void weigh_many(float *weight, int count, v16 top, const bool paired) {
     int64_t j = 0;
     for (; j < count; j++) {
@@ -261,8 +262,9 @@ SIMD void weigh_many(float *weight, int count, v16 top, const bool paired) {
     for (; j < CHUNK; j++) v16_store(weight + j * MANY, v16_set(0));
 }
 
-/* Weights of packed lanes, [CHUNK][MANY], or [CHUNK / 2][MANY] words. The maximum of a lane that
- * has seen nothing yet is -inf, and -inf - -inf is NaN: the smallest float takes its place. */
+/* Computes the weights of a chunk for packed lanes: [CHUNK][MANY] or, of words, [CHUNK / 2][MANY].
+ * A lane that has seen nothing yet has the maximum -inf, and -inf - -inf is NaN: the smallest float
+ * takes its place. */
 static void meet_many(struct room *room, struct set set, const struct chunk *c,
                       const struct rows *keys) {
     float *weight = c->weight + (int64_t)set.first * CHUNK;
@@ -290,7 +292,7 @@ static void meet_many(struct room *room, struct set set, const struct chunk *c,
     v16_store(c->keep + set.first, keep);
 }
 
-/* Number of lanes from l on that see the same entries as l. */
+/* Returns how many lanes from l on see the same entries of the chunk as l. */
 static int alike(const struct room *room, int l, int end, const struct chunk *c) {
     struct seen seen = seen_of(room, l, c);
     int n = 1;
@@ -327,14 +329,14 @@ static void add_values(struct room *room, struct set set, const struct chunk *c,
     }
 }
 
-/* Whether no lane of the set sees an entry of the chunk. */
+/* Returns whether no lane of the set sees an entry of the chunk. */
 static bool apart(const struct room *room, struct set set, const struct chunk *c) {
     int last = set.first + set.lanes - 1;
     return room->hi[last] <= c->entry || room->lo[set.first] >= c->entry + c->count;
 }
 
-/* Asks for what many lanes read next: the chunk's values, and the next keys. Few lanes wait for
- * memory all the time, and the processor fetches for them in order. */
+/* Prefetches what many lanes read next: the values of the chunk and the keys of the next one. Few
+ * lanes need no prefetch: they read in order, which the processor detects by itself. */
 static void fetch_next(const struct cpu_attend_job *job, const struct chunk *c) {
     const struct cpu_layer *layer = job->shape;
     const size_t row = layer->row_size;
@@ -372,15 +374,15 @@ static void meet_keys(const struct cpu_attend_job *job, const struct cpu_attend_
     }
 }
 
-/* Whether every lane of the set sees a full chunk. */
+/* Returns whether every lane of the set sees all entries of a full chunk. */
 static bool whole(const struct room *room, struct set set, const struct chunk *c) {
     int last = set.first + set.lanes - 1;
     return c->count == CHUNK && room->hi[set.first] >= c->entry + CHUNK &&
            room->lo[last] <= c->entry;
 }
 
-/* Makes words of a chunk's values, the one at `place` of a block, or floats. Values with factors
- * are converted to their levels, because the weights include the factors. */
+/* Converts the values of a chunk, the one at `place` of a block, to words or floats. Values with
+ * factors become levels without them, because the weights include the factors. */
 static const void *widen_values(struct room *room, int place, const struct rows *values,
                                 int count) {
     float *wide = room->wide + (int64_t)place * CHUNK / 2 * room->v_width;
@@ -393,8 +395,9 @@ static const void *widen_values(struct room *room, int place, const struct rows 
     return wide;
 }
 
-/* Adds the values of a block of chunks with their weights. For more lanes than a tile has they are
- * converted. Of chunks that a set sees whole, the lanes' sums stay in registers. */
+/* Adds the values of a block of chunks times their weights. Values are converted first if there are
+ * more lanes than a tile has. While a set sees consecutive chunks whole, its lanes' sums stay in
+ * registers. */
 static void meet_values(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                         struct room *room, const struct chunk *chunks, int count) {
     struct rows values[BLOCK];
@@ -418,7 +421,7 @@ static void meet_values(const struct cpu_attend_job *job, const struct cpu_atten
 
 /* ---- All chunks ---- */
 
-/* The chunk that begins with entry `at`, with weights at `place`. */
+/* Returns the chunk that begins with entry `at`; its weights are stored at `place`. */
 static struct chunk chunk_at(struct room *room, const struct cpu_stream *stream, int slots,
                              int32_t at, int32_t last, int place) {
     const int slot = at % slots, left = last - at < slots - slot ? last - at : slots - slot;
@@ -431,7 +434,7 @@ static struct chunk chunk_at(struct room *room, const struct cpu_stream *stream,
                           .keep = room->keep + lane};
 }
 
-/* Adds chunks: first the keys of all, then their values. */
+/* Computes the weights of all chunks from their keys, then adds their values. */
 static void meet_chunks(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                         struct room *room, const struct chunk *chunks, int count) {
     for (int i = 0; i < count; i++) meet_keys(job, item, room, &chunks[i]);
@@ -441,8 +444,8 @@ static void meet_chunks(const struct cpu_attend_job *job, const struct cpu_atten
     }
 }
 
-/* Processes the entries up to `last`: as many chunks of a page at a time as there is room for, or a
- * block of chunks, which may be of several pages. */
+/* Processes the entries up to `last`: at a time a block of chunks, which may lie in several pages,
+ * or as many chunks of one page as weights have room for. */
 static void meet_all(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                      const struct cpu_stream *stream, struct room *room, int32_t last) {
     const int slots = job->shape->page_slots;

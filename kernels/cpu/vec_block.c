@@ -6,8 +6,8 @@
 #include "kernels/cpu/vec.h"
 #include "kernels/cpu/vec_factor.h"
 
-/* A vector of the portable path fills four registers: its sums are in memory anyway, and unrolled
- * loops are no faster but take ten times as long to compile. */
+/* The portable path holds a vector in four registers, so its sums are in memory anyway. Unrolling
+ * its loops would make them no faster, but take ten times as long to compile. */
 #if defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
 #define UNROLL_8 _Pragma("GCC unroll 8")
 #else
@@ -23,9 +23,10 @@
  * whole_close applies it. A sum of int16 is converted to float32; one of int8 begins or ends with
  * the bits of `back`, which is then subtracted (block.h). */
 
-/* A form of blocks (block.h), the part of a block: number `part`, and whether activations are
- * int16. A constant in every compiled loop. */
-#define SMALL 7 /* bits: unpacked codes, of 6 bits at most (unpack_panel) */
+#define SMALL 7 /* the bits of a form with unpacked codes of 6 bits at most (unpack_panel) */
+
+/* A loop is compiled for a form of blocks (block.h), for one part of a block, by its number, and
+ * for int8 or int16. */
 struct form {
     int bits, offset;
     bool least;
@@ -36,8 +37,8 @@ struct form {
     bool wide;
 };
 
-/* MIXED, of each instruction set: does it multiply unsigned codes of 8 bits exactly with signed
- * activations? */
+/* Each instruction set defines MIXED: whether it multiplies unsigned codes of 8 bits exactly with
+ * signed activations. */
 
 SIMD int number_bits_of(const struct form f) {
     return cpu_number_bits(f.bits, f.values);
@@ -81,7 +82,7 @@ SIMD codes codes_bits(codes all, const int from, const int count, const int to) 
     if (from < to) all = _mm512_slli_epi16(all, (unsigned)(to - from));
     return _mm512_and_si512(all, _mm512_set1_epi8((char)(((1 << count) - 1) << to)));
 }
-/* The same to bit 0, from one that is no constant. */
+/* Does the same for to = 0 where `from` is not a constant. */
 SIMD codes codes_from(codes all, int from, const int count) {
     all = _mm512_srl_epi16(all, _mm_cvtsi32_si128(from));
     return _mm512_and_si512(all, _mm512_set1_epi8((char)((1 << count) - 1)));
@@ -89,7 +90,7 @@ SIMD codes codes_from(codes all, int from, const int count) {
 SIMD codes codes_or(codes a, codes b) {
     return _mm512_or_si512(a, b);
 }
-/* The values of codes of 4 bits, each plus the offset. */
+/* Replaces codes of 4 bits by the values that they stand for, plus the offset. */
 SIMD codes codes_values(codes all, const struct form f) {
     const __m512i table = _mm512_broadcast_i32x4(_mm_add_epi8(
         _mm_loadu_si128((const __m128i *)cpu_values[f.values]), _mm_set1_epi8((char)f.offset)));
@@ -128,10 +129,9 @@ typedef struct {
 typedef whole codes;
 typedef __m256i input;
 
-/* Products of int8 with codes of 2 to 4 bits are summed in 16 bits until they are closed: at most 8
- * x 2 x 15 x 127 = 30480. With those of 5 or 6 bits two at a time are: at most 2 x 2 x 63 x 127 =
- * 32004.
- */
+/* Products of int8 with codes of 2 to 4 bits are summed in 16 bits, which whole_close converts: at
+ * most 8 x 2 x 15 x 127 = 30480. Of products with codes of 5 or 6 bits, 16 bits hold the sum of
+ * four: at most 2 x 2 x 63 x 127 = 32004. */
 SIMD whole whole_open(int32_t start, float back, const struct form f) {
     const int bits = number_bits_of(f);
     const __m256i all = f.wide      ? _mm256_set1_epi32(start)
@@ -180,9 +180,9 @@ SIMD codes codes_wide(codes all, const int odd) {
     if (odd) return (codes){_mm256_srli_epi16(all.lo, 8), _mm256_srli_epi16(all.hi, 8)};
     return (codes){_mm256_and_si256(all.lo, mask), _mm256_and_si256(all.hi, mask)};
 }
-/* With int8, a sum of two products would overflow 16 bits with unsigned codes (255 x 127 x 2), but
- * not with signed ones (128 x 127 x 2). So the offset is taken off the code and its sign moved to
- * x, and there is nothing to correct. */
+/* With int8 and unsigned codes, a sum of two products would overflow 16 bits (255 x 127 x 2); with
+ * signed codes it does not (128 x 127 x 2). So the offset is subtracted from the code, whose sign
+ * is moved to x, and `start` has nothing to correct. */
 SIMD __m256i dot_half(__m256i sum, __m256i w, input x, const struct form f) {
     if (f.wide) return _mm256_add_epi32(sum, _mm256_madd_epi16(w, x));
     if (number_bits_of(f) <= 4) return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, x));
@@ -230,8 +230,8 @@ SIMD v16 fused(v16 a, v16 b, v16 c) {
 #define ONE_ROW_FETCH 2
 #define PANELS_OF_TWO 1
 
-/* Products of int8 are summed in `a` to `d`. Those of int16 are too, of its high bytes, which are
- * signed; those of its low ones in `low_a` to `low_d`, and the low bytes themselves in `lows`. */
+/* Sums of int8 are in `a` to `d`. For int16, `a` to `d` have the products of the high bytes, which
+ * are signed, and `low_a` to `low_d` those of the low bytes, which are in `lows`. */
 typedef struct {
     int32x4_t a, b, c, d;
     uint32x4_t low_a, low_b, low_c, low_d, lows;
@@ -241,8 +241,8 @@ typedef struct {
 } codes;
 typedef int8x16_t input;
 
-/* Where it is not MIXED, the offset is taken off codes of 8 bits, and others are signed as they
- * are. */
+/* Without MIXED, the offset is subtracted from codes of 8 bits; smaller codes can be read as signed
+ * numbers without a change. */
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 #define MIXED true
 SIMD int32x4_t dot_quarter(int32x4_t sum, uint8x16_t w, int8x16_t x, const struct form f) {
@@ -257,7 +257,7 @@ SIMD int32x4_t dot_quarter(int32x4_t sum, uint8x16_t w, int8x16_t x, const struc
 }
 #endif
 
-/* Has the offset been taken off the codes? */
+/* Returns whether the offset has been subtracted from the codes. */
 SIMD bool without_offset(const struct form f) {
     return !MIXED && number_bits_of(f) == 8;
 }
@@ -300,7 +300,7 @@ SIMD codes codes_values(codes all, const struct form f) {
     return (codes){vqtbl1q_u8(table, all.a), vqtbl1q_u8(table, all.b), vqtbl1q_u8(table, all.c),
                    vqtbl1q_u8(table, all.d)};
 }
-/* Bytes stay as they are, and whole_dots_wide brings the activations into their order. */
+/* Leaves the bytes as they are: whole_dots_wide brings the activations into their order. */
 SIMD codes codes_wide(codes all, const int odd) {
     (void)odd;
     return all;
@@ -398,8 +398,8 @@ SIMD codes codes_values(codes all, const struct form f) {
     for (int i = 0; i < 64; i++) all.at[i] = (uint8_t)(cpu_values[f.values][all.at[i]] + f.offset);
     return all;
 }
-/* Unpacked numbers have one byte each, also beside int16: sum i has those from 4 i or, of 2, from
- * 2 i. */
+/* Unpacked numbers have one byte each, even if activations have 16 bits. Sum i multiplies the four
+ * numbers from 4 i on or, after codes_wide, the two from 2 i on. */
 SIMD codes codes_wide(codes all, const int odd) {
     for (int i = 0; i < 32; i++) all.at[i] = all.at[2 * i + odd];
     return all;
@@ -440,8 +440,8 @@ SIMD v16 fused(v16 a, v16 b, v16 c) {
 
 typedef v16 block_sums[ROWS][PANELS_MOST];
 
-/* A leaf of some rows and panels. Panels that are missing at the end repeat another. The rows of a
- * piece lie beside each other: [places][rows]. */
+/* A leaf of some rows and panels. Where the last panels are missing, pointers repeat those of
+ * another panel. The rows of a piece lie beside each other: [places][rows]. */
 struct leaf_data {
     const char *x;
     const struct cpu_x_block *x_blocks;
@@ -453,10 +453,10 @@ struct leaf_data {
     bool halves;
     const char *fetch; /* memory that later loops read: `lines` cache lines for each block */
     int lines;
-    int merges; /* sums before `to` that the leaf's are added to, the last one first */
+    int merges; /* how many sums before `to` the leaf's sums are added to, the last one first */
 };
 
-/* Vectors of a part's codes when they are unpacked, and bytes of a block's. */
+/* Returns how many vectors the codes of a part have once unpacked. */
 SIMD int vectors_of(const struct form f) {
     return CPU_QUADS / f.parts;
 }
@@ -475,7 +475,7 @@ SIMD codes unpack(const char *block, const int quad, const struct form f) {
     return f.values ? codes_values(all, f) : all;
 }
 
-/* The same of a quad that is no constant. */
+/* Does the same for a quad that is not a constant. */
 SIMD codes unpack_any(const char *block, int quad, const struct form f) {
     const struct cpu_quad at = cpu_quad_of(f.bits, f.parts, quad);
     codes all = codes_load(block + (ptrdiff_t)64 * at.low_vector);
@@ -487,7 +487,7 @@ SIMD codes unpack_any(const char *block, int quad, const struct form f) {
     return f.values ? codes_values(all, f) : all;
 }
 
-/* Adds the products of two vectors of `count` panels. */
+/* Adds to the sums the products of two vectors of each of `count` panels. */
 SIMD void dot_panels(whole (*sum)[PANELS_MOST], const int first, const int count, const codes *a,
                      const codes *b, const char *xa, const char *xb, const struct form f,
                      const int rows) {
@@ -499,7 +499,7 @@ SIMD void dot_panels(whole (*sum)[PANELS_MOST], const int first, const int count
     }
 }
 
-/* A place of some rows. */
+/* The activations of some rows at one place. */
 struct inputs {
     const char *x;
     const struct cpu_x_block *blocks;
@@ -510,11 +510,12 @@ SIMD struct inputs inputs_at(struct inputs in, int64_t place, const struct form 
     return (struct inputs){in.x + place * rows * bytes, in.blocks + place * rows};
 }
 
-/* Adds the integer products of a part of block b. */
+/* Computes the integer products of a part of block b. */
 SIMD void dot_block(whole (*sum)[PANELS_MOST], const struct leaf_data *in, int64_t b,
                     struct inputs from, const struct form f, const int rows, const int panels) {
     const int vectors = vectors_of(f), size = f.wide ? 2 : 1;
-    const int together = rows == 1 ? 1 : panels; /* registers are few, and one row's inputs too */
+    /* The panels of one row are read in turn: sharing its few inputs is not worth the registers. */
+    const int together = rows == 1 ? 1 : panels;
     const int groups = panels / together;
     const char *x = from.x + (ptrdiff_t)size * f.part * (KERN_BLOCK / 2);
     const int64_t at = block_bytes(f) * b;
@@ -553,7 +554,7 @@ SIMD v16 factor_of(const struct leaf_data *in, const int p, int64_t b, const int
                        f.parts, f.factors);
 }
 
-/* Adds the sum of a part of a block to one in float32. */
+/* Adds the integer sum of a part of a block, times its scale, to a sum in float32. */
 SIMD v16 add_part(v16 to, whole sum, const struct cpu_x_block *x, v16 scale, v16 least,
                   int32_t start, const struct form f) {
     const v16 value = whole_close(sum, start, x->back, f);
@@ -561,8 +562,8 @@ SIMD v16 add_part(v16 to, whole sum, const struct cpu_x_block *x, v16 scale, v16
     return fused(value, f.wide ? v16_mul(scale, v16_set(x->scale)) : scale, to);
 }
 
-/* Adds a part of block b to sums in float32. They are in registers, too: stores to memory would
- * wait for those of results, which miss the caches. */
+/* Adds the integer sums of a part of block b to the sums in float32, which stay in registers:
+ * stores to memory would wait behind those of results, which miss the caches. */
 SIMD void scale_block(v16 (*to)[PANELS_MOST], whole (*sum)[PANELS_MOST], const struct leaf_data *in,
                       int64_t b, struct inputs from, const struct form f, const int rows,
                       const int panels) {
@@ -576,7 +577,7 @@ SIMD void scale_block(v16 (*to)[PANELS_MOST], whole (*sum)[PANELS_MOST], const s
     }
 }
 
-/* Adds block b of the weights times a place of the activations. */
+/* Adds the product of block b of the weights and the activations at one place. */
 SIMD void add_block(v16 (*to)[PANELS_MOST], const struct leaf_data *in, int64_t b,
                     struct inputs from, const struct form first, const int rows, const int panels) {
     whole sum[ROWS][PANELS_MOST];
@@ -589,8 +590,8 @@ SIMD void add_block(v16 (*to)[PANELS_MOST], const struct leaf_data *in, int64_t 
     scale_block(to, sum, in, b, from, second, rows, panels);
 }
 
-/* Adds a rest of each row: the group that begins with block b, and each row has another quad of it.
- * The weights are still in the first-level cache. */
+/* Adds the rest of each row for the group that begins with block b. Each row's rest belongs to
+ * another quad of the group. The weights are still in the first-level cache. */
 SIMD void add_rests(v16 (*to)[PANELS_MOST], const struct leaf_data *in, int64_t b,
                     struct inputs from, const struct form f, const int rows, const int panels) {
     const int vectors = vectors_of(f);
@@ -609,7 +610,8 @@ SIMD void add_rests(v16 (*to)[PANELS_MOST], const struct leaf_data *in, int64_t 
     }
 }
 
-/* Fetches the activations of a place, perhaps of the next piece, from the second-level cache. */
+/* Fetches the activations of a place into the first-level cache, perhaps those of the next piece.
+ */
 SIMD void fetch_inputs(struct inputs from, const struct form f, const int rows) {
     const int64_t x_bytes = (int64_t)rows * KERN_BLOCK * (f.wide ? 2 : 1);
     const int64_t block_bytes = rows * (int64_t)sizeof *from.blocks;
@@ -617,9 +619,9 @@ SIMD void fetch_inputs(struct inputs from, const struct form f, const int rows) 
     for (int at = 0; at < block_bytes; at += 64) __builtin_prefetch((const char *)from.blocks + at);
 }
 
-/* The forms are constants in the loops below, so that nothing of them is left. With sanitizers one
- * function serves all forms where that is possible: a compiler takes many minutes for all of them.
- */
+/* In the loops below the form is a constant, so that the compiler removes all decisions about it.
+ * Builds with sanitizers use one function for all forms where that is possible, because compiling a
+ * function for each would take many minutes. */
 #if (defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)) && !defined(__AVX2__)
 #define LEAF static __attribute__((noipa))
 #else
@@ -705,7 +707,7 @@ typedef void leaf_loop(block_sums *to, const struct leaf_data *in);
 CPU_DENSE_MAP(ONE_ROW)
 CPU_PLAIN_MAP(ALL_ROWS)
 
-/* Loops by form, then by number of rows, then for int8 and int16. */
+/* Loops by form, by number of rows, and by int8 or int16. */
 static leaf_loop *const loops[CPU_FORMS][ROWS][2] = {
 #define X(name, ...) {{name##_1, name##_1_wide}},
     CPU_DENSE_MAP(X)
@@ -722,8 +724,8 @@ static leaf_loop *const loops[CPU_FORMS][ROWS][2] = {
 
 #define UNPACKED_BLOCK ((size_t)PANEL * KERN_BLOCK)
 
-/* Loops by scales of a block and by whether it has terms, then as above; numbers of 8 bits have
- * those of q8, which others have as well where that is as fast. */
+/* Loops by the number of scales of a block, by whether it has terms, then as above. Numbers of 8
+ * bits use the loops of q8; smaller numbers use them, too, where they are as fast. */
 #if !MIXED
 ALL_ROWS(small, SMALL, 0, false, 1, CPU_FLOATS, CPU_NO_VALUES)
 ALL_ROWS(smallm, SMALL, 0, true, 1, CPU_FLOATS, CPU_NO_VALUES)
@@ -785,11 +787,11 @@ static unpacker *const unpackers[CPU_FORM_PLAIN] = {
 
 /* ---- A product ---- */
 
-/* A leaf of a weight: its blocks, their places, and where they begin in a panel. */
+/* A leaf of a weight: its blocks, their places, and where the blocks begin in a panel. */
 struct leaf_part {
     int64_t first, count, place;
     size_t codes, factors;
-    int merges; /* levels that its sums complete (cpu_leaf_level) */
+    int merges; /* how many levels of the stack its sums complete (cpu_leaf_level) */
 };
 
 /* Rows and panels that are multiplied together. */
@@ -798,7 +800,7 @@ struct tile {
     int64_t panel;
     int panels;
     const struct leaf_part *leaves;
-    const char *unpacked; /* the panels, or NULL: as they are in memory */
+    const char *unpacked; /* the panels with their codes unpacked; NULL: they are read as stored */
     const char *fetch;    /* as in leaf_data, for the tile's first leaf */
     int lines;
 };
@@ -874,7 +876,7 @@ static void put(const struct cpu_matmul_job *job, int64_t row, int64_t output, v
     v16_store_n(y, sum, n);
 }
 
-/* Fetches the lines of the tile's results, which would make its last stores wait. */
+/* Fetches the lines of the tile's results; otherwise the tile's last stores would wait for them. */
 static void fetch_results(const struct cpu_matmul_job *job, const struct tile *at) {
     for (int r = 0; r < at->piece.rows; r++) {
         const float *y = job->y + (at->piece.row + r) * job->width + at->panel * PANEL;

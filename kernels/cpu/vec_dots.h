@@ -37,9 +37,10 @@
 #define MANY     16 /* queries packed, one per lane */
 #define MANY_MIN 10 /* from this number on, packing pays */
 
-/* v16_load of numbers that were just stored four at a time. A processor hands what was stored on to
- * a load only if one store has all of it; otherwise the load waits until the stores have left their
- * queue, for which all earlier instructions must have ended. */
+/* Loads as v16_load does, where the numbers were just stored four at a time. A processor passes a
+ * stored value on to a load only if one store wrote all of it. Otherwise the load waits until the
+ * stores have reached the cache, which they may only after all earlier instructions are complete.
+ */
 SIMD v16 v16_load_fours(const float *p) {
 #if defined(__AVX512F__)
     __m512 a = _mm512_castps128_ps512(_mm_loadu_ps(p));
@@ -64,7 +65,7 @@ struct rows {
     const uint16_t *factors;
 };
 
-/* Are rows of this dtype words of two numbers each? */
+/* Returns whether rows of this dtype are read as words of two numbers each. */
 SIMD bool paired(enum kern_dtype dtype) {
 #if defined(__AVX512BF16__)
     return dtype == KERN_BF16;
@@ -80,27 +81,27 @@ static inline struct rows rows_of(struct cpu_rows rows) {
                          rows.factors};
 }
 
-/* Sixteen elements of a row, as v16_load_row, or words. */
+/* Returns sixteen elements of a row, as v16_load_row does, or sixteen words of it. */
 SIMD v16 dot_load(const void *row, int64_t at, int left, const enum kern_dtype dtype) {
     if (paired(dtype) && left >= 16) return v16_load_halves((const float *)row + at);
     return v16_load_row(row, at, left, paired(dtype) ? KERN_F32 : dtype);
 }
 
-/* The element at p in every lane, for one product: v16_fma reads a float from memory itself. */
+/* Returns the element at p in every lane. For a single product a float is better: v16_fma reads it
+ * from memory itself. */
 SIMD v16 dot_set(const float *p, const enum kern_dtype dtype) {
     return paired(dtype) ? v16_word(p) : v16_set(*p);
 }
 
-/* sum + a b, of rows of this dtype. */
+/* Returns sum + a b, for rows of this dtype. */
 SIMD v16 dot_add(v16 a, v16 b, v16 sum, const enum kern_dtype dtype) {
     return paired(dtype) ? v16_dot(a, b, sum) : v16_fma(a, b, sum);
 }
 
 /* out[l * out_stride + j] = q[l] . row[j]
- *
- * This and struct weighing are handed on by pointer and never copied: a copy is made with wide
- * loads, right after narrow stores of its parts, and waits as v16_load_fours tells, also for reads
- * of memory. Only then the processor knows which addresses to read next. */
+ * This and struct weighing are passed on by pointer and never copied. A copy would be made with
+ * wide loads right after narrow stores, and would wait as described at v16_load_fours. Until then
+ * the processor would not know which addresses to read next. */
 struct dots {
     float *out;
     int64_t out_stride;
@@ -168,7 +169,7 @@ static inline int padded(int dim) {
     return (dim + 15) / 16 * 16;
 }
 
-/* Packs sixteen elements from `d` on of `count` rows. */
+/* Packs sixteen elements of each of `count` rows, from element `d` on. */
 SIMD void pack_columns(float *packed, const struct rows *rows, const int count, int d, int left,
                        const enum kern_dtype dtype) {
     v16 column[MANY];
@@ -196,14 +197,14 @@ static inline void pack_many(float *packed, const struct rows *rows, int count) 
         pack_typed(packed, rows, count, KERN_E4M3);
 }
 
-/* Sixteen levels of row j from d on, a multiple of sixteen. */
+/* Returns sixteen levels of row j from d on, a multiple of sixteen. */
 SIMD v16 load_levels(const struct rows *rows, int64_t j, int d, const enum kern_dtype dtype) {
     const char *row = (const char *)rows->at + j * (int64_t)row_code_bytes(dtype, rows->dim);
     if (dtype == KERN_ROW8) return v16_load_row8((const int8_t *)row + d);
     return v16_load_row4((const uint8_t *)row + d / ROW_STEP * 16, d & 16);
 }
 
-/* `levels`: without the factors. */
+/* Converts rows with factors to floats; `levels`: without multiplying them by the factors. */
 SIMD void widen_scaled(const struct rows *rows, int count, float *copy, bool levels,
                        const enum kern_dtype dtype) {
     const int64_t width = padded(rows->dim);
@@ -312,8 +313,8 @@ static void dots_many(float *out, const float *packed, const struct rows *rows, 
 
 /* ---- Weighing rows ---- */
 
-/* out[l] = keep[l] out[l] + sum_j p[l][j] row[j], rows in ascending order. Of rows with factors, p
- * includes the factors already. Of words, row[j] and p[l][j] are of two rows. */
+/* out[l] = keep[l] out[l] + sum_j p[l][j] row[j], rows in ascending order. If rows have factors, p
+ * already includes them. If rows are read as words, row[j] and p[l][j] are those of two rows. */
 struct weighing {
     float *out;
     int64_t out_stride;
@@ -321,13 +322,13 @@ struct weighing {
     const float *p;
     int64_t p_lane, p_row; /* strides from lane to lane and from weight to weight of one lane */
     const struct rows *rows;
-    bool mixed; /* rows in bf16: they are words already */
-    int chunks; /* mixed rows: there are so many `rows`, one after the other, with these strides */
+    bool mixed; /* the rows are words already, made by mix_rows from bf16 */
+    int chunks; /* mixed rows: so many arrays `rows`, one after the other, with the strides below */
     int64_t p_chunk, keep_chunk, row_chunk;
 };
 
-/* Makes words of `count` rows in bf16, two by two: rows of `width` words, with zeros behind and in
- * place of a last row's missing neighbour. */
+/* Makes words from `count` rows in bf16: each word has a number of one row and of the next. A
+ * result has `width` words, with zeros behind the numbers and in place of a missing last row. */
 static inline void mix_rows(float *words, int width, const struct rows *rows, int count) {
     const int dim = 2 * rows->dim;
     const int64_t stride = 2 * rows->stride;
@@ -344,13 +345,14 @@ static inline void mix_rows(float *words, int width, const struct rows *rows, in
     }
 }
 
-/* Sixteen numbers, or levels of rows with factors. */
+/* Returns sixteen numbers of a row, or its levels if it has factors. */
 SIMD v16 weigh_load(const struct rows *rows, int j, int d, int left, const enum kern_dtype dtype) {
     if (dtype == KERN_ROW8 || dtype == KERN_ROW4) return load_levels(rows, j, d, dtype);
     return v16_load_row(rows->at, j * rows->stride + d, left, dtype);
 }
 
-/* Words of rows 2j and 2j + 1, zeros in place of those outside [from, to). `mixed`: of mix_rows. */
+/* Returns words of rows 2j and 2j + 1, with zeros in place of a row outside [from, to). `mixed`:
+ * mix_rows has made them. */
 SIMD void weigh_words(v16 *row, const struct rows *rows, int j, int d, const int vectors, int left,
                       int from, int to, const bool mixed) {
     const bool first = 2 * j >= from, second = 2 * j + 1 < to;
@@ -377,7 +379,7 @@ SIMD bool all_kept(const float *keep, const int lanes) {
     return all;
 }
 
-/* Multiplies the lanes' sums with their factors. A factor of 1 changes nothing. */
+/* Multiplies the sums of lanes by their factors. A factor of 1 changes nothing. */
 SIMD void weigh_keep(v16 (*sum)[4], const float *keep, const int lanes, const int vectors) {
     if (all_kept(keep, lanes)) return;
     UNROLL for (int l = 0; l < lanes; l++) UNROLL for (int i = 0; i < vectors; i++) sum[l][i] =

@@ -79,8 +79,8 @@ SIMD void load_e4m3(const struct leaf_data *in, int64_t k, __m512i *w, const int
                            _mm512_castps_si512(second[p]));
 }
 
-/* Two inputs at a time: both weights and both inputs are pairs of bf16. The last input of an odd
- * leaf meets a zero. */
+/* Reads two inputs at a time, because weights and inputs are pairs of bf16. If a leaf has an odd
+ * number of inputs, the last one is paired with a zero. */
 SIMD void sum_pairs(block_sums to, const struct leaf_data *in, const int size, const int rows,
                     const int panels) {
     v16 sum[ROWS][4];
@@ -201,7 +201,7 @@ static void put(const struct cpu_matmul_job *job, int64_t row, int64_t output, v
     v16_store_n(y, sum, n);
 }
 
-/* rows <= ROWS times 1, PANELS or, of one row, PANELS_ONE_ROW panels. */
+/* A block has at most ROWS rows and 1 or PANELS panels or, of one row, PANELS_ONE_ROW. */
 struct block_of_outputs {
     int row, rows;
     int64_t panel;
@@ -301,7 +301,7 @@ void VEC(matmul)(const struct cpu_matmul_job *job, int64_t first, int64_t count,
     for (; count; count--, first++) all_rows(job, first, 1, NULL);
 }
 
-/* Room for a panel of blocks in float32. */
+/* Returns the bytes of a panel of blocks in float32. */
 size_t VEC(matmul_scratch)(const struct kern_weight *weight) {
     if (weight->layout != CPU_BLOCKS) return 0;
     return (size_t)weight->cols * PANEL * sizeof(float);

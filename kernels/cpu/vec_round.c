@@ -9,7 +9,7 @@
 #define HALF   (KERN_BLOCK / 2)
 #define MAGIC  0x1.8p23f
 #define SHIFTS 30 /* the largest k */
-#define FINE   7  /* bits of codes of 15 bits that are not in the rest */
+#define FINE   7  /* bits of a code of 15 bits that the block keeps; the others are the rest's */
 
 /* A row's inputs, and the places of its blocks. */
 struct rounding {
@@ -73,7 +73,7 @@ static void round_wide(const struct rounding *row, int64_t at) {
 }
 
 /* ---- int8 ---- */
-/* A leaf is examined first, then written, group by group. */
+/* Every leaf is first examined and then written, both one group after the other. */
 
 #define GROUP CPU_REST_GROUP
 
@@ -83,9 +83,9 @@ struct group {
     int count;
 };
 
-/* A group that has been examined: the needs of its blocks, and the quad of its rest,
- * as GROUP times its number in its block plus the number of the block. Until the group is written,
- * this lies where its rest will be described. */
+/* The results of examining a group: the needs of its blocks, and which quad the rest belongs to, as
+ * GROUP times the quad's number in its block plus the block's number. Until the group is written,
+ * this lies in the memory of the rest's description. */
 struct needs {
     uint32_t need[GROUP];
     uint32_t quad;
@@ -93,7 +93,7 @@ struct needs {
 
 _Static_assert(sizeof(struct needs) <= sizeof(struct cpu_x_block), "lies in a block's memory");
 
-/* The unit of a leaf, the inverse, and the bits of the leaf's need. */
+/* The unit of a leaf, its inverse, and the bits of the leaf's need. */
 struct unit {
     float unit, by;
     uint32_t need;
@@ -111,7 +111,7 @@ static int8_t *codes_at(const struct rounding *row, int64_t place) {
     return (int8_t *)row->to + KERN_BLOCK * row->step * place;
 }
 
-/* Says which quad of a group's the rest is (struct needs). */
+/* Writes in a rest which quad of its group it belongs to (struct needs). */
 SIMD void locate_rest(struct cpu_x_block *rest, uint32_t at) {
     rest->block = (int32_t)(at % GROUP);
     rest->quad = (int32_t)(at / GROUP);
@@ -187,11 +187,12 @@ SIMD uint32_t examine_group(const struct rounding *row, const struct group *g, s
     /* the first block that has the largest, and its first quad that has it */
     const int block = __builtin_ctz(_mm_cmpeq_epi32_mask(of_blocks, top));
     const int quad = __builtin_ctz(tops_at & 0x11111111u << block);
-    const uint32_t others = ~(1u << quad); /* the quad of the rest adds less to its block's need */
+    /* The quad of the rest has more bits, so it adds less to its block's need. */
+    const uint32_t others = ~(1u << quad);
     __m128i need =
         largest_of_blocks(_mm512_max_epu32(_mm512_maskz_mov_epi32((__mmask16)others, a),
                                            _mm512_maskz_mov_epi32((__mmask16)(others >> 16), b)));
-    /* a block that is not finite gives NaN, with any codes */
+    /* a block with a number that is not finite gives NaN, whatever its codes */
     const __m128 size = _mm_castsi128_ps(top),
                  coarse =
                      _mm_mask_mul_ps(size, are_finite(top), size, _mm_set1_ps(1.0f / (1 << FINE)));
@@ -301,7 +302,7 @@ SIMD void write_examined(const struct rounding *row, const struct group *g, cons
     const __m512i first = codes_of(low, bys, (__mmask16)(1u << quad), parts);
     const __m512i second = codes_of(high, bys, (__mmask16)(1u << quad >> 16), parts);
     write_codes(row, g, first, second, _mm_extract_epi32(parts, 1), whole);
-    /* the rest's sum and power, 128 times its block's, are element GROUP */
+    /* element GROUP: the rest's sum, and its power, which is 128 times that of its block */
     const __m128i rest_sum =
         _mm_dpbusd_epi32(_mm_setzero_si128(), _mm_set1_epi8(1), _mm_srli_epi64(parts, 32));
     const __m128 power = powers_of_two(_mm_sub_epi32(_mm_setzero_si128(), shift));
@@ -379,7 +380,8 @@ static uint32_t examine(const struct rounding *row, const struct group *g, struc
     for (int i = 1; i < g->count; i++) of = need[i] > need[of] ? i : of;
     const int quad = coarsest_quad(numbers_of(row, g->block + of), need[of], &next);
     to->quad = (uint32_t)(GROUP * quad + of);
-    if (is_finite(need[of])) { /* otherwise it gives NaN, with any codes */
+    if (is_finite(need[of])) { /* a block with a number that is not finite gives NaN, whatever its
+                                  codes */
         const float coarse = number_from_bits(need[of]) / (1 << FINE);
         need[of] = number_bits(coarse) > next ? number_bits(coarse) : next;
     }
@@ -403,7 +405,7 @@ __attribute__((noinline)) static void write_codes(const float *x, float by, int8
 }
 
 /* Divides the codes of the group's quad, x times `by`, between its block, at `low`, and the rest.
- * Returns the sum of the rest's. `finite`: the block is. */
+ * Returns the sum of the rest's codes. `finite`: the numbers of the block are. */
 static int32_t divide_quad(const float *x, float by, bool finite, int8_t *low, int8_t *high) {
     int32_t parts = 0;
     for (int k = 0; k < 4; k++) {
@@ -434,7 +436,7 @@ static void write_group(const struct rounding *row, const struct group *g, const
     sums[of][quad / (CPU_QUADS / 2)] -= (uint32_t)parts << FINE;
     for (int i = 0; i < g->count; i++) {
         struct cpu_x_block *block = place_of(row, g->place + i);
-        const bool finite = is_finite(needs->need[i]); /* otherwise codes are of no number */
+        const bool finite = is_finite(needs->need[i]); /* otherwise the codes mean nothing */
         const uint32_t first = finite ? sums[i][0] : 0, second = finite ? sums[i][1] : 0;
         describe(row, block, leaf->unit, shift[i], (int32_t)(row->split ? first : first + second),
                  (int32_t)second, finite);
@@ -468,8 +470,8 @@ SIMD void each_group(const struct rounding *row, struct leaf *leaf, const bool w
     }
 }
 
-/* All leaves are examined before the first is written: a processor works on several groups at a
- * time if none waits for its leaf's unit. */
+/* Examines all leaves before it writes the first. So the processor can work on several groups at a
+ * time, because none waits for the unit of its leaf. */
 SIMD void round_narrow(const struct rounding *row) {
     const struct kern_weight *w = row->weight;
     struct leaf leaves[CPU_LEAVES];

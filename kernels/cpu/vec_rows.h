@@ -18,7 +18,7 @@
 
 #define WORDS 32 /* levels or numbers of a query in one vector */
 
-/* w32: WORDS whole numbers of 16 bits; n16: sixteen of 32 bits. */
+/* w32: a vector of WORDS whole numbers of 16 bits; n16: sixteen of 32 bits. */
 #if defined(__AVX512F__)
 
 typedef __m512i w32;
@@ -33,7 +33,7 @@ SIMD void w32_store(int16_t *p, w32 a) {
 SIMD n16 n16_zero(void) {
     return _mm512_setzero_si512();
 }
-/* Adds the products of neighbours. */
+/* Adds the sum of each two neighbouring products. */
 SIMD n16 n16_madd(n16 sum, w32 a, w32 b) {
 #if defined(__AVX512VNNI__)
     return _mm512_dpwssd_epi32(sum, a, b);
@@ -44,7 +44,8 @@ SIMD n16 n16_madd(n16 sum, w32 a, w32 b) {
 SIMD n16 n16_add(n16 a, n16 b) {
     return _mm512_add_epi32(a, b);
 }
-SIMD w32 w32_pair(const int16_t *p) { /* the same two numbers everywhere */
+/* Returns the two numbers at p, over and over. */
+SIMD w32 w32_pair(const int16_t *p) {
     int32_t pair;
     memcpy(&pair, p, sizeof pair);
     return _mm512_set1_epi32(pair);
@@ -262,13 +263,13 @@ SIMD void row_words(const char *row, int at, const enum kern_dtype dtype, w32 *f
 
 #endif
 
-/* Numbers of a query in words: whole pairs of vectors. Of a row whose codes end before, the rest is
- * multiplied by zeros; it lies in the same page. */
+/* Returns how many words the numbers of a query fill: whole pairs of vectors. Codes of a row may
+ * end before; what follows them in the page is then multiplied by zeros. */
 static inline int row_width(int dim) {
     return (dim + 2 * WORDS - 1) / (2 * WORDS) * 2 * WORDS;
 }
 
-/* As v16_load_fours. */
+/* Does what v16_load_fours does, for whole numbers. */
 SIMD n16 n16_load_fours(const int32_t *p) {
     const v16 a = v16_load_fours((const float *)p);
     n16 to;
@@ -278,7 +279,7 @@ SIMD n16 n16_load_fours(const int32_t *p) {
 
 /* ---- Queries ---- */
 
-/* Returns the factor; NaN if a number is not finite. */
+/* Rounds a query to whole numbers. Returns their factor; NaN if a number is not finite. */
 static inline float pack_query(int16_t *to, const float *q, int dim, enum kern_dtype dtype) {
     float most = 0;
     bool finite = true;
@@ -346,7 +347,7 @@ SIMD void row_few(int32_t *out, const int16_t *q, const struct rows *rows, int l
     }
 }
 
-/* score[l * MANY + j] of `lanes` queries, rows of `width` words, and up to MANY keys. */
+/* score[l * MANY + j] for `lanes` queries, each `width` words, and up to MANY keys. */
 static void row_scores_few(float *score, const int16_t *q, const float *factors, int lanes,
                            const struct rows *rows, int count) {
     int32_t whole[MANY * MANY];
@@ -403,7 +404,7 @@ SIMD void row_many(float *score, const int16_t *packed, v16 factors, const struc
     }
 }
 
-/* score[j * MANY + l] of sixteen packed queries with their factors. */
+/* score[j * MANY + l] for sixteen packed queries with their factors. */
 static void row_scores_many(float *score, const int16_t *packed, const float *factors,
                             const struct rows *rows, int count) {
     const int width = row_width(rows->dim);

@@ -20,7 +20,8 @@ struct packing {
     struct cpu_tickets panels;
     int64_t grain;
     struct cpu_needs *needs; /* [threads], of weights in blocks */
-    struct block *made;      /* [threads][made_blocks] rows that readers make; NULL: none does */
+    struct block *made; /* [threads][made_blocks] rows that readers make; NULL: no part has a reader
+                           that makes rows */
     size_t made_blocks;
 };
 
@@ -31,7 +32,8 @@ struct source {
     const float *scale; /* as kern_matrix.scale, or NULL */
 };
 
-/* The part that has the row of all parts, whose number there becomes *row. */
+/* Finds the part that contains row *row of all parts, and replaces *row by the row's number in it.
+ */
 static const struct kern_matrix *part_with_row(const struct kern_matrix *parts, int64_t *row) {
     while (*row >= parts->rows) *row -= (parts++)->rows;
     return parts;
@@ -51,7 +53,7 @@ static const struct block *source_blocks(const struct packing *job, int worker, 
                          job->made ? job->made + (size_t)worker * job->made_blocks : NULL);
 }
 
-/* The rows of all parts from `first` up to `end` are packed: their readers may give up memory. */
+/* Tells the readers of rows [first, end) that these are packed, so that they may give up memory. */
 static void rows_done(const struct packing *job, int64_t first, int64_t end) {
     for (int i = 0; i < job->part_count && end > 0; i++) {
         const struct kern_matrix *part = &job->parts[i];
@@ -63,7 +65,8 @@ static void rows_done(const struct packing *job, int64_t first, int64_t end) {
     }
 }
 
-/* Gives all panels to the threads, enough at a time that a reader can give up whole pages. */
+/* Lets all threads pack panels. A thread takes so many at a time that a reader can give up whole
+ * pages of memory. */
 static int run_packing(struct cpu *cpu, struct packing *job, int64_t cost,
                        void (*run)(void *job, int worker)) {
     for (int i = 0; i < job->part_count; i++) {
@@ -90,7 +93,7 @@ static void pack_floats(float *to, int64_t step, const struct source *from, int6
                        number_element(from->data + (size_t)i * size, from->dtype);
 }
 
-/* Packs numbers of `size` bytes. */
+/* Packs a row whose numbers have `size` bytes. */
 static void pack_pairs(struct kern_weight *w, int64_t row, int lane, const char *from,
                        size_t size) {
     char *panel = w->data + (size_t)(row / PANEL) * w->panel_bytes + 2 * (size_t)lane * size;
@@ -102,7 +105,7 @@ static void pack_pairs(struct kern_weight *w, int64_t row, int lane, const char 
     }
 }
 
-/* Are the numbers E4M3 with one factor for a row? */
+/* Returns whether the numbers are E4M3 with one factor for each row. */
 static bool has_row_scales(const struct kern_weight *w) {
     return w->dtype == KERN_E4M3 && !w->group;
 }
@@ -112,7 +115,7 @@ static float row_scale(const struct kern_weight *w, const struct kern_matrix *pa
     return (has_row_scales(w) ? part->scale[row] : 1) * (part->factor > 0 ? part->factor : 1);
 }
 
-/* Factors of a row. */
+/* Returns how many group factors a row has. */
 static int64_t group_count(const struct kern_weight *w) {
     return w->group ? (w->skipped + w->cols + w->group - 1) / w->group : 0;
 }
@@ -199,7 +202,7 @@ static int check_parts(const struct cpu *cpu, const struct kern_matrix *parts, i
     return 0;
 }
 
-/* Takes this rank's part of each part. */
+/* Selects this rank's share of each part. */
 static void take_parts(const struct cpu *cpu, struct kern_weight *w,
                        const struct kern_matrix *parts, int count, struct kern_matrix *own) {
     w->parts = count;
@@ -211,8 +214,8 @@ static void take_parts(const struct cpu *cpu, struct kern_weight *w,
     }
 }
 
-/* Adds the rows of a part that lies in memory as those before it. Numbers of several types are
- * float32. */
+/* Adds the rows of a part that has the layout of those before it. If types differ, all numbers
+ * become float32. */
 static void weight_add_part(struct kern_weight *w, const struct kern_matrix *part) {
     if (w->rows == 0) w->dtype = part->dtype;
     if (w->dtype != part->dtype) w->dtype = KERN_F32;
@@ -249,7 +252,7 @@ static size_t place(struct kern_weight *w, const struct cpu_kernels *kernels) {
     return (size_t)w->panels * w->panel_bytes; /* < 2^31 * 2^31 * 4: fits */
 }
 
-/* How the blocks of each part lie in memory: forms[i].form and forms[i].halves. */
+/* Chooses for each part how its blocks lie in memory: forms[i].form and forms[i].halves. */
 static int choose_forms(struct cpu *cpu, const struct kern_weight *w, const struct kern_matrix *own,
                         struct kern_weight *forms) {
     int rc = 0;
@@ -276,7 +279,8 @@ static bool reserve_scales(struct kern_weight *w) {
     return (w->group_scale = cpu_alloc(count * sizeof *w->group_scale)) != NULL;
 }
 
-/* Loads the first parts that lie alike into one weight. Returns their number, or an error. */
+/* Loads into one weight the first part and those after it that have the same layout. Returns how
+ * many parts these are, or an error. */
 static int load_parts(struct cpu *cpu, struct kern_weight *w, const struct kern_matrix *own,
                       const struct kern_weight *forms, int count) {
     struct packing job = {.weight = w, .parts = own};
@@ -292,7 +296,7 @@ static int load_parts(struct cpu *cpu, struct kern_weight *w, const struct kern_
     return rc ? rc : taken;
 }
 
-/* The weight that follows `w`, of the rows behind it. */
+/* Returns a new weight for the rows behind those of `w`; NULL: no memory. */
 static struct kern_weight *weight_follow(struct kern_weight *w) {
     w->next = mem_try_alloc(1, sizeof *w->next);
     if (w->next)
@@ -360,7 +364,8 @@ static void block_numbers(const struct kern_weight *w, int64_t row, float *out) 
     }
 }
 
-/* The weight of a joined one that has the row, whose number there becomes *row. */
+/* Finds which weight of a joined one contains row *row, and replaces *row by the row's number in
+ * it. */
 static const struct kern_weight *weight_with_row(const struct kern_weight *w, int64_t *row) {
     for (; w && *row >= w->rows; w = w->next) *row -= w->rows;
     CHECK(w && *row >= 0);

@@ -138,8 +138,8 @@ static __global__ void __launch_bounds__(WARPS * 32, 1)
         decode_item<D, E>(a, item, ring, barriers, use, lane);
 }
 
-/* A lane's part of one chunk's result; after the last chunk, undefined and unused. A lane
- * has PIECE consecutive dimensions of each 32 * PIECE: one read. */
+/* A lane's part of a chunk's result; undefined and unused after the last chunk. The lane has PIECE
+ * consecutive dimensions of every 32 * PIECE, which it reads at once. */
 template <int D> struct part {
     static constexpr int PIECE = D / 32 < 4 ? D / 32 : 4, PIECES = D / 32 / PIECE;
     float m, l;

@@ -76,7 +76,8 @@ void blas_close(struct device *device) {
 
 /* ---- Plans and algorithms ---- */
 
-/* Row-major y = x w^T is, column by column, y' = w'^T x' of the same bytes: m = n, n = rows. */
+/* In column-major order, as cuBLASLt reads it, the row-major y = x w^T is y' = w'^T x' of the same
+ * bytes, with m = outputs and n = rows. */
 struct matmul_plan {
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t w, x, y;
@@ -199,7 +200,7 @@ static int add_algorithms(const cublasLtMatmulHeuristicResult_t *list, int liste
     return count;
 }
 
-/* A product of the shape, to ask about: its arrays are not read. */
+/* Returns a product of this shape for which algorithms can be asked; its arrays are not read. */
 static struct matmul_args args_of(const struct device *device, const struct product_shape *shape,
                                   int64_t rows) {
     const float *any = static_cast<const float *>(device->blas.workspace);

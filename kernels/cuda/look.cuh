@@ -18,7 +18,7 @@ static __device__ __forceinline__ bool of_logits(const struct look &look) {
 /* State of both passes for the current chunk. */
 struct work {
     struct product product;
-    struct sight *sees;     /* shared, [PRODUCT_ROWS]: of the current queries */
+    struct sight *sees;     /* shared, [PRODUCT_ROWS]: what the current queries see */
     struct look_stat *stat; /* shared, [PRODUCT_ROWS] vectors */
     struct look look;
     const struct stream_state *state;
