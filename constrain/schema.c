@@ -364,7 +364,7 @@ struct given {
     uint32_t content, number; /* the other keywords' strings and numbers; NOT_ASKED until needed */
     struct node_word *words;
     size_t word_count;
-    uint32_t list; /* objects and arrays, and strings written after a tag */
+    uint32_t list; /* node list: objects, arrays, and strings of a tagged form */
 };
 
 /* false: a fault was noted, or the pool has an error. */

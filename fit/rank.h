@@ -1,15 +1,16 @@
-/* The loss of the fit: what one eviction loses of the measured worth when the entries of all layers
- * and heads are ranked together, as `global` ranks them.
+/* The loss of the fit: how much of the measured worth one eviction loses if the entries of all
+ * layers and heads are ranked together, as `global` ranks them.
  *
- * Before a window of queries the entries that are not protected compete for `wanted` places. An
- * entry's rank is log(age) + rate (fit/net.h), and those with the lowest stay. The cutoff is soft,
- * so that it has a gradient: an entry stays with the part p = sigmoid((cut - rank) / FIT_SOFTNESS),
- * and cut is where the sum of p is `wanted`. The loss is the sum of worth (1 - p). By a rank k it
- * changes, with s = p (1 - p) / FIT_SOFTNESS, by
+ * Before a window of queries, the entries that are not protected compete for `wanted` places. The
+ * rank of an entry is log(age) + rate (fit/net.h); entries with the lowest ranks stay. The cutoff
+ * is soft, so that it has a gradient: of an entry, the part p = sigmoid((cut - rank) /
+ * FIT_SOFTNESS) stays, and `cut` is chosen so that the sum of p is `wanted`. The loss is the sum of
+ * worth (1 - p). With s = p (1 - p) / FIT_SOFTNESS, its derivative by the rank of entry k is
  *
  *   worth_k s_k - s_k (sum of worth s) / (sum of s)
  *
- * since an entry that stays more lowers the cut for all others. Pure; sums in double, in order. */
+ * The second term is there because an entry that stays more lowers the cut for all others. Pure;
+ * sums are in double, in order. */
 #ifndef KEEPD_FIT_RANK_H
 #define KEEPD_FIT_RANK_H
 

@@ -16,14 +16,14 @@ static bool evicts(const struct kv_params *params) {
     return params->policy->bounded || kv_params_expires(params);
 }
 
-/* M: entries per stream that an eviction leaves. The next query sees one token less than a sliding
- * window besides itself. */
+/* M: how many entries per stream an eviction leaves. For a sliding window this is one less than the
+ * window, because the next query also sees its own token. */
 static int64_t kept(const struct kv_params *params) {
     return kv_params_expires(params) ? params->sliding_window - 1 : params->budget;
 }
 
-/* Entries per stream that a sequence may hold between evictions. An eviction leaves M and a token
- * is appended next, so without a buffer it is M + 1 all the same. */
+/* Returns how many entries per stream a sequence may hold between evictions. Even without a buffer
+ * these are M + 1: an eviction leaves M, and a token is appended next. */
 static int64_t ceiling(const struct kv_params *params) {
     return kept(params) + max64(params->buffer, 1);
 }
@@ -44,7 +44,8 @@ int32_t due_behind(const struct kv_params *params, const struct due_state *state
     return due_shifts(params, state->tokens) * places_room(params->places);
 }
 
-/* The tokens that find places before the next shift; at least one, after a shift that is due. */
+/* Returns how many tokens find places before the next shift. The state is one after a shift that
+ * was due, so there is at least one. */
 static int64_t places_left(const struct kv_params *params, const struct due_state *state) {
     if (params->places == 0) return INT64_MAX;
     return (int64_t)params->places + due_behind(params, state) - state->tokens;
@@ -85,7 +86,7 @@ void due_evicted(const struct kv_params *params, struct due_state *state) {
     state->held = (int32_t)min64(state->held, kept(params));
 }
 
-/* An eviction for the sake of a sliding window keeps all other entries. */
+/* An eviction that only follows sliding windows keeps all other entries. */
 int32_t due_budget(const struct kv_params *params, const struct due_state *state) {
     return kv_params_expires(params) ? state->tokens : params->budget;
 }
@@ -96,7 +97,8 @@ int32_t due_held_at(const struct kv_params *params, int32_t held, int32_t tokens
     return (int32_t)min64(evicted_at, kept(params)) + tokens - evicted_at;
 }
 
-/* An eviction leaves M, and one chunk on top is more than that again. */
+/* An eviction leaves M. One more chunk makes that more than M again, so the next eviction follows
+ * after each chunk. */
 int64_t due_next_while_reading(const struct kv_params *params, const struct reserve_turn *began,
                                int32_t held, int32_t evicted_at) {
     int64_t chunk = params->chunk, budget = kept(params);
@@ -123,12 +125,13 @@ static int64_t shape_ranks(const struct reserve_shape *shape) {
     return shape->ranks > 1 ? shape->ranks : 1;
 }
 
-/* Streams whose pages hold equally many entries. */
+/* Streams whose pages hold the same number of entries. */
 struct kind {
     int64_t streams, slots;
 };
 
-/* The layers without, and with, a sliding window, on each of `ranks` ranks. */
+/* Returns the streams of the layers without a sliding window on each of `ranks` ranks; sliding_kind
+ * returns those of the layers with one. */
 static struct kind full_kind(const struct reserve_shape *shape, int64_t ranks) {
     const int64_t layers = shape->layers - shape->sliding_layers;
     return (struct kind){layers * shape->heads_kv / ranks, shape->page_slots};
@@ -140,8 +143,8 @@ static struct kind sliding_kind(const struct reserve_shape *shape, int64_t ranks
     return (struct kind){shape->sliding_layers * heads / ranks, slots};
 }
 
-/* All streams of a rank: those of small pages, and those of pages that hold more entries; where all
- * hold equally many, there are none of the latter. */
+/* All streams of a rank: `small` with pages of fewer entries, and `large` with pages of more. If
+ * all pages hold the same number, `large` is empty. */
 struct kinds {
     struct kind small, large;
 };
@@ -181,7 +184,8 @@ static bool streams_are_equal(const struct kern_rule *rule) {
            rule->layers == KERN_LAYERS_UNIFORM;
 }
 
-/* X above. The floor's allotment is a product of floats, rounded down: one more is enough. */
+/* Returns X (due.h). The floor's allotment is a product of floats that is rounded down, so one
+ * entry more is enough. */
 static int64_t rank_kept(const struct reserve_shape *shape, const struct kv_params *params) {
     const struct kern_rule *rule = &params->rule;
     int64_t budget = params->budget, fixed = (int64_t)rule->sinks + rule->recent;
@@ -235,8 +239,9 @@ int64_t reserve_members(const struct reserve_shape *shape, const struct kv_param
     return most > 0 ? streams * ((most + slots - 1) / slots) : 0;
 }
 
-/* Follows the rule, but all whole chunks in the middle at once: after the first chunk a sequence
- * holds no more than M, so of the later whole chunks the last one stands highest. */
+/* Follows the rule, except that it takes all whole chunks in the middle at once: after the first
+ * chunk a sequence holds at most M when a chunk begins, so the last whole chunk has the highest
+ * peak of them. */
 int64_t reserve_peak(const struct kv_params *params, int64_t start_held, int64_t prompt_new,
                      int64_t max_new) {
     if (!evicts(params)) return start_held + prompt_new + max_new;

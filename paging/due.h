@@ -18,48 +18,49 @@
 
 #include "paging/policy.h"
 
-/* How far a sequence has come, kept by the scheduler. */
+/* How far a sequence has come; the scheduler keeps it. */
 struct due_state {
-    int32_t tokens;      /* T: tokens appended to the streams (dropped ones not counted) */
-    int32_t held;        /* entries per stream, on average, or of a sliding layer: see above */
+    int32_t tokens; /* T: tokens appended to the streams (dropped ones not counted) */
+    int32_t held;   /* entries per stream on average, or per stream of a sliding layer: see above */
     int32_t prompt_done; /* new tokens appended in this request; past prompt_new: generated */
-    int32_t prompt_new;  /* new prompt tokens this request must append in all */
-    int32_t shifts;      /* times that it was shifted */
+    int32_t prompt_new;  /* new prompt tokens that this request must append in all */
+    int32_t shifts;      /* how often the sequence was shifted */
 };
 
-/* How many prompt tokens may be appended before the next eviction point or the next shift: 1..C,
- * never past the prompt's end; 0 when the prompt is done. Without a bound the whole rest. Splitting
- * this further over steps is the scheduler's freedom. A shift that is due comes first. */
+/* Returns how many prompt tokens may be appended before the next eviction or the next shift: 1..C,
+ * never more than the prompt has; 0 when the prompt is complete. Without a bound this is the whole
+ * rest. The scheduler may split it further over steps. If a shift is due, it comes first. */
 int32_t due_prompt_limit(const struct kv_params *params, const struct due_state *state);
 
-/* How many generated tokens may be appended before the next eviction or the next shift; 0: one of
- * them comes first. */
+/* Returns how many generated tokens may be appended before the next eviction or the next shift; 0:
+ * one of them is due now. */
 int32_t due_generate_limit(const struct kv_params *params, const struct due_state *state);
 
 /* Appends `count` tokens (prompt or generated) to the bookkeeping. */
 void due_append(struct due_state *state, int32_t count);
 
-/* After appending: must the sequence evict now? */
+/* Returns whether the sequence must evict after what was appended. */
 bool due_after_append(const struct kv_params *params, const struct due_state *state);
 /* Returns whether the sequence must evict before one generated token is appended. */
 bool due_before_generate(const struct kv_params *params, const struct due_state *state);
-/* Before appending a token, after an eviction that is due: must the sequence be shifted first? With
- * kv_params.places, each time all places are used up (kernels/places.h); a function of `tokens`
- * alone. */
+/* Returns whether the sequence must be shifted before the next token is appended; an eviction that
+ * is due comes first. With kv_params.places, a shift is due each time that all places are used up
+ * (kernels/places.h). The result depends on `tokens` alone. */
 bool due_shift(const struct kv_params *params, const struct due_state *state);
-/* How often a text of `tokens` tokens has been shifted when the next token is appended. */
+/* Returns how often a text of `tokens` tokens has been shifted when its next token is appended. */
 int32_t due_shifts(const struct kv_params *params, int32_t tokens);
-/* How far the places of the next tokens lie behind their positions (kern_span.behind). */
+/* Returns how far the places of the next tokens lie behind their positions (kern_span.behind). */
 int32_t due_behind(const struct kv_params *params, const struct due_state *state);
-/* Bookkeeping of a shift. */
+/* Records a shift. */
 void due_shifted(const struct kv_params *params, struct due_state *state);
-/* Bookkeeping of an eviction. */
+/* Records an eviction. */
 void due_evicted(const struct kv_params *params, struct due_state *state);
-/* The budget of an eviction (kern_evict.budget). */
+/* Returns the budget of an eviction (kern_evict.budget). */
 int32_t due_budget(const struct kv_params *params, const struct due_state *state);
 
-/* `held` of a turn that continues a conversation at `tokens`; its last eviction before them was at
- * evicted_at (0: none). `held` is the average by a report, from above. */
+/* Returns `held` of a turn that continues a conversation of `tokens` tokens. Its last eviction so
+ * far was at evicted_at tokens (0: none). The parameter `held` is the average in a report, rounded
+ * up. */
 int32_t due_held_at(const struct kv_params *params, int32_t held, int32_t tokens,
                     int32_t evicted_at);
 
@@ -71,24 +72,24 @@ struct reserve_shape {
     int states;       /* recurrent states of a sequence */
     int64_t state_pages; /* pages of the states on each rank */
     int sliding_layers; /* layers with a sliding window: their entries expire (struct kern_evict) */
-    /* Theirs, where they differ from those of the other layers; 0: they do not. */
+    /* Heads and page slots of sliding layers; 0: the same as in the other layers. */
     int sliding_heads_kv, sliding_page_slots;
 };
 
-/* Streams of a sequence, of all ranks. */
+/* Returns the number of streams of a sequence, of all ranks. */
 int64_t reserve_all_streams(const struct reserve_shape *shape);
-/* About how many pages `entries` in each stream take on a rank: an estimate for messages, no
- * reservation, because streams do not share pages. */
+/* Estimates for messages how many pages `entries` in each stream take on a rank. A reservation
+ * needs more, because streams do not share pages. */
 int64_t reserve_even_pages(const struct reserve_shape *shape, int64_t entries);
-/* The entries of a page that holds most of them whose room an entry in each stream takes on a rank:
- * the number of streams, where pages of all hold equally many. */
+/* Returns how much memory one entry in each stream takes on a rank, counted in entries of the pages
+ * that hold most entries. This is the number of streams if all pages hold the same number. */
 int64_t reserve_token_entries(const struct reserve_shape *shape);
 
-/* All entries that a sequence holds, by formula. */
+/* Returns how many entries a sequence holds in all, by formula. */
 int64_t due_entries(const struct reserve_shape *shape, const struct kv_params *params,
                     const struct due_state *state);
 
-/* Streams of one rank: the S below. */
+/* Returns the number of streams of one rank: S below. */
 int64_t reserve_streams(const struct reserve_shape *shape);
 
 /* Each rank has a pool of its own, and all pools are equally large: a sequence
@@ -119,61 +120,64 @@ int64_t reserve_streams(const struct reserve_shape *shape);
  * When tokens of a conversation are dropped, a0 and b0 fall by numbers not known before; b0 <= g*a0
  * still, so at worst a0 = b0/g. */
 
-/* Entries and tokens at the start of a turn, and those to come. */
+/* A turn: what it starts with, and the tokens to come. */
 struct reserve_turn {
-    int64_t held;    /* per stream on average, at most */
-    int64_t fullest; /* the same of the rank that has most */
-    bool drops;      /* tokens are dropped first, from both */
+    int64_t held;    /* upper bound of the entries per stream on average */
+    int64_t fullest; /* the same of the rank that has most entries */
+    bool drops;      /* the turn first drops tokens, which lowers both by an unknown number */
     int64_t tokens;  /* tokens of the conversation that stay */
     int64_t added;   /* tokens to come: prompt_new and max_new */
 };
 
-/* A turn that began like this with `held` entries per stream reads on, and evicted with
- * `evicted_at` tokens last, here or before it began (0: never).
- * How many tokens it has when it evicts next; INT64_MAX without a bound. */
+/* A turn that began like `began` is still reading and now holds `held` entries per stream. Its last
+ * eviction was at `evicted_at` tokens, in this turn or earlier (0: never). Returns how many tokens
+ * it has at its next eviction; INT64_MAX if it has no bound. */
 int64_t due_next_while_reading(const struct kv_params *params, const struct reserve_turn *began,
                                int32_t held, int32_t evicted_at);
-/* The state of that turn with `tokens` of `prompt_count` tokens read, and no eviction since
- * evicted_at. */
+/* Returns the state of that turn when `tokens` of its `prompt_count` tokens are read and no
+ * eviction has followed that at evicted_at. */
 struct due_state due_while_reading(const struct kv_params *params, const struct reserve_turn *began,
                                    int32_t held, int32_t evicted_at, int32_t tokens,
                                    int32_t prompt_count);
 
-/* The most entries per stream, on average, that one rank ever has of a sequence whose peak is
- * `peak` (reserve_peak). */
+/* Returns the most entries per stream, on average, that a single rank ever has of a sequence whose
+ * peak is `peak` (reserve_peak). */
 int64_t reserve_rank_peak(const struct reserve_shape *shape, const struct kv_params *params,
                           const struct reserve_turn *turn, int64_t peak);
 
-/* Pages that a sequence can occupy at most on a rank while it holds `average` entries per stream
- * there, however they are spread. A stream of n entries takes ceil(n/P) <= (n + P - 1)/P pages, so
- * S streams together take at most floor(S*(average + P - 1)/P); and that is reached, when every
- * stream but one is a multiple of P plus 1. Where all streams are equally long (full; streaming
- * without sliding windows, whose layers lose more) it is S*ceil(average/P). Where pages of some
- * streams hold fewer entries, these streams may hold all entries of the sequence, but no more than
- * `tokens` each, and the others the rest. */
+/* Returns how many pages a sequence can occupy at most on a rank while it holds `average` entries
+ * per stream there, however they are spread. A stream of n entries takes ceil(n/P) <= (n + P - 1)/P
+ * pages, so S streams together take at most floor(S*(average + P - 1)/P). That many are needed if
+ * every stream but one has a multiple of P entries plus 1. If all streams are equally long (full;
+ * streaming without sliding windows, whose layers lose more), the result is S*ceil(average/P). If
+ * pages of some streams hold fewer entries, these streams may hold all entries of the sequence, but
+ * each no more than `tokens`, and the other streams the rest. */
 int64_t reserve_pages(const struct reserve_shape *shape, const struct kv_params *params,
                       int64_t average, int64_t tokens);
 
-/* Pages that the members of classes take besides on a rank, for a sequence that ends with `tokens`
- * in all.
- * One that starts empty remembers each token as entry or member, and M as entries once it evicts;
- * what a continued one brings is not known, nor how many entries it lost with dropped tokens. */
+/* Returns how many more pages the members of classes take on a rank, for a sequence that ends with
+ * `tokens` tokens in all. A sequence that starts empty remembers each token as an entry or a
+ * member, M of them as entries once it evicts. Of a continued one it is not known how many members
+ * it has, nor how many entries it lost with dropped tokens. */
 int64_t reserve_members(const struct reserve_shape *shape, const struct kv_params *params,
                         int64_t start_held, int64_t tokens);
 
-/* The peak of a text of `tokens` tokens however they are divided into turns: `held` at most. */
+/* Returns the peak of a text of `tokens` tokens, however it is divided into turns: no turn holds
+ * more. */
 int64_t reserve_whole(const struct kv_params *params, int64_t tokens);
 
-/* The pages of a turn on a rank, with members, if `held` is at most `peak` (reserve_peak). With
- * kv_params_expires all streams of a kind of layer are equally long, and no distribution is to be
- * covered: the peak of the sliding layers, and the turn's end in the others. */
+/* Returns the pages of a turn on a rank, members included, if `held` is at most `peak`
+ * (reserve_peak). With kv_params_expires all streams of layers of one kind are equally long, so no
+ * other distribution needs to be considered: sliding layers need the peak, the others what they
+ * hold at the end of the turn. */
 int64_t reserve_turn_pages(const struct reserve_shape *shape, const struct kv_params *params,
                            const struct reserve_turn *turn, int64_t peak);
 
-/* The most entries per stream (average) a request ever holds: exactly the peak of the rule above,
- * prompt phase and generation. `start_held`: what a continued conversation brings; `prompt_new`,
- * `max_new`: tokens to come. It never falls when start_held or max_new rises, so that estimates
- * from above are safe; a longer prompt can need less, because its end may fall on an eviction. */
+/* Returns the most entries per stream, on average, that a request ever holds: exactly the peak of
+ * the rule above, in its prompt and its answer. `start_held`: the entries of the conversation that
+ * it continues; `prompt_new`, `max_new`: tokens to come. The result never falls when start_held or
+ * max_new rises, so upper bounds of these are safe. A longer prompt can need less, because its end
+ * may coincide with an eviction. */
 int64_t reserve_peak(const struct kv_params *params, int64_t start_held, int64_t prompt_new,
                      int64_t max_new);
 

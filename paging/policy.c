@@ -297,7 +297,7 @@ void kv_params_set_trained(struct kv_params *params, const struct kv_trained *tr
 
 /* ---- Parameters of a method ---- */
 
-/* Most are one member of the rule. */
+/* Most parameters are one member of the rule. */
 #define MEMBER(name, type, place)                                                                  \
     static void set_##name(struct kern_rule *rule, double x) {                                     \
         rule->place = (type)x;                                                                     \
@@ -324,7 +324,8 @@ static double get_merge(const struct kern_rule *rule) {
     return (double)rule->merge;
 }
 
-/* The code's threshold follows a mean of equal parts, the paper's mostly the present. */
+/* In the published code the threshold is a running mean that weighs old and new values equally; in
+ * the paper the new value counts more. */
 static void set_merge(struct kern_rule *rule, double x) {
     rule->merge = (enum kern_merge)(int)x;
     rule->merge_beta = rule->merge == KERN_MERGE_CODE ? 0.5f : 0.7f;
@@ -347,7 +348,7 @@ static void set_parity(struct kern_rule *rule, double x) {
     rule->redundancy.index_zero = rule->redundancy.on && x != 0;
 }
 
-/* A word's number is its place in the list. */
+/* The number that stands for a word is the word's place in the list. */
 static const char *const histories[] = {"none", "max", "mean", "sum", NULL};
 static const char *const merges[] = {"none", "paper", "code", NULL};
 static const char *const variants[] = {"code", "paper", NULL};
@@ -456,7 +457,8 @@ void kv_params_write(const struct kv_params *params, struct kv_choices *out) {
     }
 }
 
-/* The word that a number stands for; NULL where it is a number, or stands for none. */
+/* Returns the word that a number stands for; NULL: the parameter is a number, or no word has this
+ * number. */
 static const char *choice_word(const struct parameter *p, float value) {
     int count = 0;
     while (p->words && p->words[count]) count++;
@@ -483,7 +485,7 @@ int kv_params_read(struct kv_params *params, const struct kv_choices *choices,
     return left ? refuse_parameter(fault, "parameters", "unknown or too many") : 0;
 }
 
-/* Cut to what is left; negative numbers are the check's to refuse. */
+/* Reduces a value to what is left. Negative values stay: kv_params_check refuses them. */
 static int32_t at_most(int32_t value, int32_t left) {
     return value <= left ? value : left > 0 ? left : 0;
 }
@@ -535,13 +537,14 @@ static int check_budget(const struct kv_params *params, struct fault *fault) {
     return 0;
 }
 
-/* Likeness is compared with every entry in the worst case, keys and values with a whole part. */
+/* Returns twice the rows. In the worst case likeness compares an entry with every
+ * other; with a lag, keys and values are each compared with a whole part. */
 static int64_t redundancy_halves(const struct kern_redundancy *redundancy, int64_t held) {
     if (redundancy->measure == KERN_MEASURE_LAG) return 4;
     return redundancy->measure == KERN_MEASURE_LIKENESS && redundancy->threshold < 1 ? held : 1;
 }
 
-/* The rows that do not depend on the number of entries. */
+/* Returns the rows that do not depend on the number of entries. */
 static int64_t query_rows(const struct kern_observe *observe, int64_t entries) {
     int64_t work = observe->expect > 0 ? (int64_t)observe->window * KV_EXPECT_ENTRIES : 0;
     return (work + entries - 1) / entries;
@@ -566,7 +569,8 @@ int64_t kv_eviction_rows(const struct kv_params *params, int64_t held, int64_t r
            query_rows(&rule->observe, row_entries);
 }
 
-/* 4 rows: each number is converted, rotated and rounded, where attention multiplies and adds it. */
+/* A shift takes 4 rows: it converts, rotates and rounds each number that attention only multiplies
+ * and adds. */
 int64_t kv_shift_rows(int64_t held, int64_t row_entries) {
     if (held < 1) held = 1;
     return held >= row_entries ? 4 : (4 * held + row_entries - 1) / row_entries;
@@ -600,7 +604,8 @@ int kv_params_check_shift(const struct kv_params *params, int32_t positions, str
     return 0;
 }
 
-/* After `between` tokens beyond the budget a sequence evicts: is that often enough to be cheap? */
+/* A sequence evicts after every `between` tokens beyond the budget. Checks that this is rarely
+ * enough for what an eviction costs. */
 static int check_cost(const struct kv_params *params, const char *field, int32_t between,
                       struct fault *fault) {
     int64_t tokens = between > 0 ? between : 1;
@@ -626,7 +631,7 @@ int kv_params_check(const struct kv_params *params, struct fault *fault) {
     return rc == 0 ? check_cost(params, "kv.chunk", params->chunk, fault) : rc;
 }
 
-/* For one policy: only what requests may choose can differ. */
+/* Compares rules of the same policy: only what requests may choose can differ. */
 static bool rule_equal(const struct kern_rule *x, const struct kern_rule *y) {
     bool equal = x->sinks == y->sinks && x->recent == y->recent;
     for (size_t i = 0; i < PARAMETER_COUNT; i++)

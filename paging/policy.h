@@ -26,22 +26,22 @@ enum policy_field {
     POLICY_MERGE = 1u << 7,     /* "merge": none, paper, code */
     POLICY_VARIANT = 1u << 8,   /* "variant": code, paper */
     POLICY_PARITY = 1u << 9,    /* "parity": published offsets, or the published artefact */
-    POLICY_RECENT = 1u << 10 /* for kv_params_fit alone */,
+    POLICY_RECENT = 1u << 10,   /* for kv_params_fit alone */
     POLICY_SINKS = 1u << 11,
-    POLICY_GAMMA = 1u << 12,     /* "gamma": tokens remembered in classes, in parts of the budget */
+    POLICY_GAMMA = 1u << 12,     /* "gamma": tokens remembered, as a multiple of the budget */
     POLICY_TAU = 1u << 13,       /* "tau": likeness above which an entry joins a class */
-    POLICY_POSITIONS = 1u << 14, /* "positions": members are at their own */
+    POLICY_POSITIONS = 1u << 14, /* "positions": members keep their own positions */
     POLICY_TAU1 = 1u << 15,      /* "tau1", "tau2": temperatures of CAKE's layers */
     POLICY_TAU2 = 1u << 16,
-    POLICY_LAG = 1u << 17 /* "lag": entries of a part */
+    POLICY_LAG = 1u << 17 /* "lag": how many entries a part has */
 };
 
 struct policy {
-    const char *name; /* as in requests, options, metrics */
+    const char *name; /* as in requests, options and metrics */
     const char *summary;
     unsigned needs, fields;
     bool bounded;          /* false: keeps everything that a later query can see (full) */
-    float recent_part;     /* recent entries as a part of the budget; 0: rule.recent of them */
+    float recent_part;     /* recent entries as a fraction of the budget; 0: rule.recent entries */
     struct kern_rule rule; /* defaults included */
 };
 
@@ -51,41 +51,42 @@ const struct policy *policy_at(int index);          /* NULL past the end: for li
 /* The kv parameters of one request, after defaults: constant for a sequence's life. */
 struct kv_params {
     const struct policy *policy;
-    int32_t budget;         /* M: kept entries per stream on average; ignored by full */
-    int32_t buffer;         /* tokens a sequence may grow past M before it evicts */
+    int32_t budget;         /* M: entries per stream that are kept on average; ignored by full */
+    int32_t buffer;         /* tokens by which a sequence may exceed M before it evicts */
     int32_t chunk;          /* C: prompt tokens between evictions while prefilling */
     int32_t sliding_window; /* the model's, the longest of its layers; 0: no layer has one */
     int32_t places;         /* the model's positions, if a text that uses them up is shifted
                                (kernels/places.h); 0: it has no more tokens than the model has positions */
-    bool whole; /* the model has recurrent states: what a sequence holds cannot be shortened */
+    bool whole; /* the model has recurrent states, so what a sequence holds cannot be shortened */
     struct kern_rule rule;
 };
 
-/* An unbounded policy with a sliding window: it evicts the entries that no later query can see, at
- * the same points as a bounded one, and nothing else. */
+/* Returns whether the policy is unbounded but the model has a sliding window: then a sequence
+ * evicts, at the same points as under a bounded policy, only the entries that no later query can
+ * see. */
 static inline bool kv_params_expires(const struct kv_params *params) {
     return !params->policy->bounded && params->sliding_window > 0;
 }
 
-/* Another policy with its defaults; budget, buffer, chunk and the sliding window stay. */
+/* Replaces the policy and sets its defaults; budget, buffer, chunk and the sliding window stay. */
 void kv_params_set_policy(struct kv_params *params, const struct policy *policy);
-/* The settings for which retention gates were trained, as their file says; `named`: which of the
- * members are known, of POLICY_HORIZON, POLICY_SINKS, POLICY_RECENT and POLICY_PARITY. */
+/* The settings with which retention gates were trained, according to their file. `named` says which
+ * of them are known: POLICY_HORIZON, POLICY_SINKS, POLICY_RECENT, POLICY_PARITY. */
 struct kv_trained {
     unsigned named;
     float horizon;
     int32_t sinks, recent;
     bool parity;
 };
-/* Makes it the defaults of a policy that ranks by gates and whose horizon may be chosen (`global`).
- * Every other policy keeps its own. */
+/* Makes these settings the defaults of a policy that ranks by gates and lets requests choose the
+ * horizon (`global`). Every other policy keeps its own defaults. */
 void kv_params_set_trained(struct kv_params *params, const struct kv_trained *trained);
 /* Sets a parameter of the method: `text` if the value is a word, else `number` (0 or 1 for false
  * and true). ERR_INVALID names the field: unknown, not this policy's, or out of range. */
 int kv_params_choose(struct kv_params *params, const char *name, double number, const char *text,
                      struct fault *fault);
-/* Fits defaults to the chosen parameters; called after the last choice. `named`: those of sinks,
- * recent and the parameters above that the request set itself; they do not change. A default of
+/* Adapts defaults to the chosen parameters; must be called after the last choice. `named`: which of
+ * sinks, recent and the parameters above the request has set; they do not change. The default of
  * recent follows the budget or the window. If protected entries exceed the budget, defaults are
  * reduced: recent first, then sinks. */
 void kv_params_fit(struct kv_params *params, unsigned named);
@@ -134,16 +135,16 @@ int64_t kv_eviction_rows(const struct kv_params *params, int64_t held, int64_t r
  * tokens account for. */
 #define KV_EVICTION_ROWS_MAX 64
 
-/* The rows of a shift of `held` entries per stream at most: the keys are read, rotated and written
- * once. */
+/* Returns the rows of a shift of at most `held` entries per stream: keys are read, rotated and
+ * written once. */
 int64_t kv_shift_rows(int64_t held, int64_t row_entries);
 
-/* Can sequences with these parameters be shifted by a model with `positions` positions?
- * ERR_UNSUPPORTED or ERR_INVALID name the obstacle: kv.overflow, or kv.budget. */
+/* Checks that a model with `positions` positions can shift sequences with these parameters.
+ * ERR_UNSUPPORTED or ERR_INVALID name the obstacle: kv.overflow or kv.budget. */
 int kv_params_check_shift(const struct kv_params *params, int32_t positions, struct fault *fault);
 
-/* Do both keep the same entries of the same sequence, as far as both may continue it? `places` does
- * not matter: it decides only whether a text may go on. */
+/* Returns whether both keep the same entries of the same sequence as long as both may continue it.
+ * `places` does not matter: it only decides whether a text may go on. */
 bool kv_params_equal(const struct kv_params *a, const struct kv_params *b);
 
 /* The budget as clients see it: -1 = everything is kept. */

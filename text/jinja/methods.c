@@ -499,7 +499,8 @@ METHOD(isupper) {
     return case_test(run, "upper", self, args, out);
 }
 
-/* Words begin with an upper or title case letter, and no other letter of them is one. */
+/* Returns whether every word begins with an upper or title case letter and has no other such
+ * letter. */
 METHOD(istitle) {
     struct jinja_cursor c;
     bool seen = false, inside = false, holds = true;

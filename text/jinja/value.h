@@ -136,8 +136,8 @@ int jinja_fail_memory(struct jinja_run *run); /* after jinja_alloc gave NULL */
 void *jinja_alloc(struct jinja_run *run, size_t count, size_t size);
 int jinja_charge(struct jinja_run *run, size_t steps);
 int jinja_charge_bytes(struct jinja_run *run, size_t bytes);
-int jinja_charge_chars(struct jinja_run *run,
-                       size_t bytes);   /* looked at one by one: 8 times that */
+/* Charges 8 times as much, for bytes that are read one by one. */
+int jinja_charge_chars(struct jinja_run *run, size_t bytes);
 int jinja_enter(struct jinja_run *run); /* one level deeper; ERR_LIMIT leaves the depth alone */
 void jinja_leave(struct jinja_run *run);
 

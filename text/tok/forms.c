@@ -114,8 +114,8 @@ static size_t ascii_run(const char *s, size_t from, size_t size) {
     return from;
 }
 
-/* *joins: it, or the first part of its decomposition, may join the character before it. *plain: the
- * form leaves it as it is where it stands alone. */
+/* Finds two properties of a character. *joins: it may join the character before it, or the first
+ * part of its decomposition may. *plain: the form does not change it if it stands alone. */
 static void inspect(const struct normalizer *n, uint32_t code, bool *joins, bool *plain) {
     uint32_t parts[UNICODE_DECOMPOSED_MAX];
     *joins = false;

@@ -141,8 +141,8 @@ static int encode_words(struct tok_encoder *e, const struct tok_text *text, size
     return tok_split(e, 0, text->s + begin, end - begin);
 }
 
-/* The untrusted spans of a part of the text, as the part counts. Gaps come in order, so the search
- * goes on where the last one stopped. */
+/* Finds the untrusted spans of a part of the text, counted from the part's beginning. Parts come in
+ * order, so the search begins where the last one ended. */
 static int part_spans(struct tok_encoder *e, const struct tok_text *text, size_t begin, size_t end,
                       struct tok_text *part) {
     size_t first = e->next_span, count = 0;
