@@ -7,7 +7,7 @@
 #include "engine/available.h"
 #include "model/path.h"
 
-/* The part of the free memory, of all replicas together, that their caches may have. */
+/* All caches of draft models together may take one of so many parts of the free memory. */
 #define MEMORY_PART 8
 
 /* ---- Tokens ---- */
@@ -27,7 +27,7 @@ int draft_model_compare(const struct tok *tok, const struct tok *draft, struct f
     for (int32_t id = 0; id < count; id++) {
         const char *a = "", *b = "";
         const size_t a_size = tok_name(tok, id, &a), b_size = tok_name(draft, id, &b);
-        /* Numbers without a token: some vocabularies fill up to a round size. */
+        /* Some vocabularies are filled up to a round size: these numbers have no token. */
         if (a_size == 0 || b_size == 0) continue;
         if (a_size != b_size || memcmp(a, b, a_size) != 0)
             return refuse_tokens(fault, "", a, a_size, b, b_size, id);
@@ -92,8 +92,8 @@ static int load_model(struct engine *e, struct replica *replica, struct fault *f
     return model_open(kern, &options, &replica->draft_model, fault);
 }
 
-/* Chooses how many tokens it remembers of a text, and how many texts it may have at once: as many
- * as sequences run, in a bounded part of the free memory. */
+/* Chooses how many tokens of a text the draft model remembers, and how many texts it may have at
+ * once: as many as sequences run, within a part of the free memory. */
 static int plan_cache(struct engine *e, struct kern_cache_options *cache, struct fault *fault) {
     const struct replica *first = &e->replicas[0];
     const struct model_config *config = model_config(first->draft_model);
@@ -126,7 +126,7 @@ static int plan_cache(struct engine *e, struct kern_cache_options *cache, struct
     return 0;
 }
 
-/* Names the option in front of what is said about the draft model's own files. */
+/* Puts the option's name in front of a fault in the draft model's own files. */
 static int name_draft_model(int rc, struct fault *fault) {
     struct fault why = *fault;
     if (rc == 0 || strncmp(why.field, "draft-", 6) == 0) return rc;

@@ -5,10 +5,11 @@
 
 #include "engine/engine_int.h"
 
-/* Opens it for every replica, or checks it where the options say so; does nothing where there is
- * none. The model is open. Faults of its files are in the field "draft-model". */
+/* Opens the draft model for every replica, or only checks it if the options say so; does nothing if
+ * there is none. The model must be open. Faults in the draft model's files name the field
+ * "draft-model". */
 int draft_model_open(struct engine *engine, struct fault *fault);
-/* Fills in what the scheduler of the replica has to know of it. */
+/* Returns what a replica's scheduler has to know about the draft model. */
 struct drafter_options draft_model_options(const struct engine *engine,
                                            const struct replica *replica);
 

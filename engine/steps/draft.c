@@ -9,17 +9,18 @@
 
 enum { BITS_LEAST = 8, BITS_MOST = 16 };
 
-/* Rates that are expected before anything was tried, as if EXPECTED_WEIGHT tokens had been. */
+/* Rates of confirmation that are expected before anything was tried. They count as much as
+ * EXPECTED_WEIGHT tokens. */
 static const float expected[DRAFT_CLASSES] = {0.4f,  0.55f, 0.7f, 0.85f, 0.85f,
                                               0.25f, 0.45f, 0.6f, 0.8f,  0.95f};
 /* The classes of a draft model's tokens end at these probabilities, the last one at 1. */
 static const double sure_below[DRAFT_SURENESS - 1] = {0.3, 0.5, 0.7, 0.9};
-#define MODEL_RATE      0.65f  /* the same, of all tokens of a draft model */
-#define RECENT_TOKENS   16.0f  /* tokens that model_rate is a mean of */
-#define MODEL_FORGOTTEN 0.003f /* part of what it is away from MODEL_RATE, in a step without it */
+#define MODEL_RATE      0.65f  /* the expected rate of all tokens of a draft model */
+#define RECENT_TOKENS   16.0f  /* tokens of which model_rate is a mean */
+#define MODEL_FORGOTTEN 0.003f /* part by which a step without it brings it back to MODEL_RATE */
 #define EXPECTED_WEIGHT 2.0f
-#define RECENT          48.0f /* tokens that count: beyond, half of what was counted is forgotten */
-#define FORGOTTEN       0.02f /* part of the counts, each time a draft is not used */
+#define RECENT          48.0f /* tokens that a count covers; when it has more, it is halved */
+#define FORGOTTEN       0.02f /* part of the counts that an unused draft takes away */
 
 int draft_open(struct draft *draft, const int32_t *predicted, int32_t predicted_count,
                int32_t prompt_count, int32_t room) {
@@ -50,7 +51,7 @@ static int32_t token_at(const struct draft *draft, const int32_t *tokens, int32_
     return place < before ? draft->predicted[place] : tokens[place - before];
 }
 
-/* Returns the chain of the DRAFT_KEY tokens that end before `end`. */
+/* Returns the head of the chain for the DRAFT_KEY tokens that end before `end`. */
 static uint32_t key_chain(const struct draft *draft, const int32_t *tokens, int32_t end) {
     uint32_t hash = 0;
     for (int32_t i = end - DRAFT_KEY; i < end; i++)
@@ -68,8 +69,8 @@ static int32_t common_before(const struct draft *draft, const int32_t *tokens, i
     return length;
 }
 
-/* Returns the place at which the last draft's source goes on behind the text; -1: the text went on
- * otherwise. */
+/* Returns the place where the source of the last draft continues behind the text; -1: the text went
+ * on in another way. */
 static int32_t find_continuation(const struct draft *draft, const int32_t *tokens, int32_t count) {
     int32_t added = count - draft->begun;
     if (draft->from < 0 || added < 0) return -1;
@@ -80,7 +81,8 @@ static int32_t find_continuation(const struct draft *draft, const int32_t *token
     return draft->from + added;
 }
 
-/* Notes the places before `end`, each by the key in front of it. Returns whether all are noted. */
+/* Adds the places before `end` to the chains of the keys in front of them. Returns whether all of
+ * them are added. */
 static bool note_places(struct draft *draft, const int32_t *tokens, int32_t end) {
     int32_t stop = end - draft->noted > DRAFT_NOTED ? draft->noted + DRAFT_NOTED : end;
     for (; draft->noted < stop; draft->noted++) {
@@ -112,7 +114,8 @@ static int32_t find_followers(struct draft *draft, int32_t *tokens, int32_t coun
     if (best < 0) return 0;
     int32_t left = draft->predicted_count - best;
     if (left > 0 && most > left) most = left;
-    /* Behind the end of the text follows the draft itself: the text repeats a short part. */
+    /* If the text repeats a short part, the source runs past the end of the text and continues in
+     * the draft itself. */
     for (int32_t i = 0; i < most; i++) tokens[count + i] = token_at(draft, tokens, best + i);
     return most;
 }
@@ -164,7 +167,7 @@ static void learn_class(struct draft *draft, int c, int32_t tried, int32_t confi
     draft->confirmed[c] = draft->confirmed[c] * stays + (float)confirmed;
 }
 
-/* The tokens behind a wrong one say nothing. */
+/* Tokens behind a wrong one do not count, because they were computed from it. */
 void draft_learn(struct draft *draft, int32_t tried, int32_t confirmed) {
     CHECK(confirmed <= tried);
     if (tried == 0) learn_class(draft, class_of(draft, 0), 0, 0);

@@ -25,12 +25,13 @@
 #define DRAFT_MAX      15   /* drafted tokens of a sequence in one step */
 #define DRAFT_NOTED    8192 /* places that one search adds to the chains */
 #define DRAFT_SURENESS 5    /* classes of how sure a draft model is */
-/* Classes of drafted tokens: by common tokens, up to 4, 8, 16, and more; foreseen ones; those of a
- * draft model by the probability that it gave them. */
+/* Classes of drafted tokens: those found in the text, by the number of common tokens, up to 4, 8,
+ * 16, and more; foreseen ones; and those of a draft model, by the probability that it gave them. */
 enum { DRAFT_FORESEEN = 4, DRAFT_MODEL, DRAFT_CLASSES = DRAFT_MODEL + DRAFT_SURENESS };
 
 struct draft {
-    const int32_t *predicted; /* [predicted_count] the request's; in front of the text */
+    const int32_t *predicted; /* [predicted_count] text that the request predicts; its places come
+                                 before those of the text */
     int32_t predicted_count;
     /* Places are numbered from the first predicted token on. */
     int32_t *heads; /* [1 << bits] newest place of each key, plus 1; 0: none. Owned; NULL: closed */
@@ -38,13 +39,14 @@ struct draft {
     int bits;
     int32_t noted;    /* places that are in the chains */
     int32_t from;     /* place at which the last draft began; -1: none */
-    int32_t begun;    /* tokens in front of it */
-    int32_t foreseen; /* the last draft's first tokens are of that class; `from` is behind them */
-    int length_class; /* class of the tokens behind them */
-    int32_t modelled; /* tokens of the last draft, all of them a draft model's; 0: it has others */
+    int32_t begun;    /* how many tokens the text had before that draft */
+    int32_t foreseen; /* how many tokens at the beginning of the last draft were foreseen; `from` is
+                         behind them */
+    int length_class; /* class of the tokens behind the foreseen ones */
+    int32_t modelled; /* tokens of the last draft if a draft model guessed them; else 0 */
     uint8_t sureness[DRAFT_MAX]; /* classes of these tokens */
-    float model_rate;            /* mean rate of such tokens, as far as it is known */
-    float tried[DRAFT_CLASSES], confirmed[DRAFT_CLASSES]; /* recent drafted tokens */
+    float model_rate;            /* mean rate of a draft model's tokens, as far as it is known */
+    float tried[DRAFT_CLASSES], confirmed[DRAFT_CLASSES]; /* counts of recent drafted tokens */
 };
 
 /* `room`: tokens that prompt and answer can have. The predicted text, which is borrowed, is
@@ -60,16 +62,17 @@ void draft_close(struct draft *draft);
  * confirmed more often. */
 int32_t draft_find(struct draft *draft, int32_t *tokens, int32_t count, const int32_t *foreseen,
                    int32_t foreseen_count, int32_t most);
-/* Returns the part of drafted tokens like the i-th of the last draft that is confirmed, each after
- * the one before it: 0..1. */
+/* Returns the part of drafted tokens like the i-th of the last draft that are confirmed if the one
+ * before is: 0..1. */
 double draft_rate(const struct draft *draft, int32_t i);
-/* Notes that the draft consists of a draft model's tokens so far, the last of which it gave this
- * probability. */
+/* Records that so far the draft consists of tokens that a draft model guessed, the last one with
+ * this probability. */
 void draft_add_model(struct draft *draft, double probability);
-/* The draft model is not asked, because too few of its tokens are confirmed. */
+/* Records a step in which the draft model was not asked because too few of its tokens are
+ * confirmed. */
 void draft_skip_model(struct draft *draft);
-/* Notes that of `tried` tokens of the last draft the first `confirmed` were right; tried 0: it was
- * found and not used. */
+/* Records that of `tried` tokens of the last draft the first `confirmed` were right; tried 0: the
+ * draft was found but not used. */
 void draft_learn(struct draft *draft, int32_t tried, int32_t confirmed);
 
 #endif

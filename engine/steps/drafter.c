@@ -44,7 +44,7 @@ void drafter_drop(struct drafter *drafter, struct drafter_text *text) {
     text->taken = false;
 }
 
-/* Returns the place of a sequence's token. */
+/* Returns the place at which a token of the sequence is read. */
 static int32_t place_of(const struct drafter_text *text, int32_t token) {
     return text->from > 0 ? token - text->from + DRAFTER_SINKS : token;
 }
@@ -53,7 +53,7 @@ static int32_t token_at_place(const struct drafter_text *text, int32_t place) {
     return text->from > 0 && place >= DRAFTER_SINKS ? place - DRAFTER_SINKS + text->from : place;
 }
 
-/* Returns the place behind the last entry; one that was begun and has read nothing has none. */
+/* Returns the place behind the last entry; a text that has read nothing has none. */
 static int32_t end_place(const struct drafter_text *text) {
     if (text->read == text->from) return 0;
     return place_of(text, text->read) + text->guessed;
@@ -84,7 +84,7 @@ void drafter_begin(struct drafter_text *text, int32_t count, int32_t rows) {
     text->read = text->from;
 }
 
-/* Adds the rows of a text to a step. Returns false where one is no token of this model. */
+/* Adds the rows of a text to a step. Returns false if a token does not exist in this model. */
 static bool add_text_rows(struct drafter *drafter, const struct drafter_ask *ask,
                           struct kern_span *span, int32_t row) {
     int32_t first = end_place(ask->text), end = place_of(ask->text, ask->end);

@@ -18,11 +18,11 @@
 #include "engine/steps/pace.h"
 #include "kernels/kern.h"
 
-#define DRAFTER_COLD         2   /* its first steps, whose times say nothing of later ones */
-#define DRAFTER_SKIPPED      256 /* steps without it after which its times are forgotten */
+#define DRAFTER_COLD         2   /* the first so many steps, whose times are not typical */
+#define DRAFTER_SKIPPED      256 /* unused for so many steps, its times are forgotten */
 #define DRAFTER_SINKS        4
-#define DRAFTER_ROWS         256 /* in one of its steps, at most */
-#define DRAFTER_ASKED        32  /* texts in one of its steps, at most */
+#define DRAFTER_ROWS         256 /* the most rows in one of its steps */
+#define DRAFTER_ASKED        32  /* the most texts in one of its steps */
 #define DRAFTER_PLACES_LEAST 128 /* room for the sinks, a reading, and two drafts */
 
 struct drafter_options {
@@ -33,20 +33,20 @@ struct drafter_options {
     int vocab;
     int texts;     /* most texts at once */
     int places;    /* tokens of a text, at least DRAFTER_PLACES_LEAST */
-    double weight; /* bytes of its weights over those of the model that it guesses for: what a step
-                      costs while that was not measured */
+    double weight; /* bytes of its weights over those of the model whose answers it guesses: the
+                      supposed cost of a step while none was measured */
 };
 
 /* The part of a sequence's tokens that the draft model remembers. */
 struct drafter_text {
     bool taken;
-    int32_t from;    /* tokens from here on are behind the sinks; 0: none is left out */
+    int32_t from;    /* tokens from here on follow the sinks; 0: no token is left out */
     int32_t read;    /* tokens up to here are in the cache */
-    int32_t guessed; /* behind them: guesses that were not known to be right */
+    int32_t guessed; /* how many guesses follow those; it was not known that they are right */
     int32_t guesses[DRAFT_MAX];
 };
 
-/* A text that takes part in a step. Its cache has tokens[..end) afterwards; those from `known` on
+/* A text that takes part in a step. Afterwards its cache has tokens[..end); those from `known` on
  * are guesses. */
 struct drafter_ask {
     struct drafter_text *text;
@@ -59,11 +59,11 @@ struct drafter_ask {
 struct drafter {
     struct drafter_options options;
     struct pace pace; /* times of the draft model's steps: pace_note_drafts */
-    int steps;        /* up to DRAFTER_COLD: further ones are not counted */
-    int skipped;      /* steps of the scheduler since it was asked last */
+    int steps;        /* steps so far, counted up to DRAFTER_COLD */
+    int skipped;      /* steps of the scheduler since the draft model was last asked */
     struct drafter_text *texts;
-    struct kern_sampled *sampled; /* [DRAFTER_ASKED] the tokens that the last step drew: of the i-th
-                                     text that wanted one */
+    struct kern_sampled *sampled; /* [DRAFTER_ASKED] tokens that the last step drew; the i-th is
+                                     that of the i-th text that wanted one */
     int32_t *rows;
 };
 
@@ -74,24 +74,24 @@ static inline bool drafter_is_open(const struct drafter *drafter) {
     return drafter->options.kern != NULL;
 }
 
-/* Takes an empty text; NULL: all are taken. */
+/* Returns an empty text for use; NULL: all are in use. */
 struct drafter_text *drafter_take(struct drafter *drafter);
 void drafter_drop(struct drafter *drafter, struct drafter_text *text); /* NULL is allowed */
 void drafter_empty(struct drafter *drafter, struct drafter_text *text);
 
-/* Brings the text to what is known of a sequence with `count` tokens: guesses that were wrong leave
- * the cache, as does everything where `count` and DRAFT_MAX more tokens have no place. The last
- * token stays unread. An error leaves a text that can only be dropped. */
+/* Removes from the cache what is not part of a sequence with `count` tokens: guesses that were
+ * wrong, and everything if `count` and DRAFT_MAX more tokens have no places. The last token stays
+ * unread. After an error the text can only be dropped. */
 int drafter_settle(struct drafter *drafter, struct drafter_text *text, const int32_t *tokens,
                    int32_t count);
-/* Tokens that are to be read before the next guess. */
+/* Returns how many tokens must be read before the next guess. */
 static inline int32_t drafter_behind(const struct drafter_text *text, int32_t count) {
     return count - text->read + (text->from > 0 && text->read == text->from ? DRAFTER_SINKS : 0);
 }
-/* Lets an empty text begin with the last `rows` tokens of `count`, and the first ones. */
+/* Makes an empty text begin with the sinks and the last `rows` of `count` tokens. */
 void drafter_begin(struct drafter_text *text, int32_t count, int32_t rows);
 
-/* Takes one step, with DRAFTER_ROWS rows at most. After an error the texts can only be dropped. */
+/* Computes one step, of DRAFTER_ROWS rows at most. After an error the texts can only be dropped. */
 int drafter_step(struct drafter *drafter, const struct drafter_ask *asks, int count);
 
 #endif

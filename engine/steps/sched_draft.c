@@ -29,7 +29,7 @@
 void sched_open_draft(const struct sched *sched, struct sequence *seq) {
     const struct engine_request *request = &seq->job->request;
     if (request->drafts == 0 || sched->options.drafts == 0) return;
-    /* Records of the last queries, and states, cannot be taken back. */
+    /* Records of the last queries, and recurrent states, cannot be restored to an earlier token. */
     if (sched->options.shape.states > 0)
         seq->choice->undrafted = ENGINE_UNDRAFTED_STATES;
     else if (rule_window(&seq->kv.rule) != 0 || rule_adds(&seq->kv.rule))
@@ -37,7 +37,7 @@ void sched_open_draft(const struct sched *sched, struct sequence *seq) {
     if (seq->choice->undrafted != ENGINE_UNDRAFTED_NOT) return;
     int32_t predicted = request->predicted_count;
     if (predicted > request->max_tokens) predicted = request->max_tokens;
-    /* Without memory for it the answer is the same, later. */
+    /* If there is no memory for drafts, the answer has the same tokens but takes longer. */
     if (draft_open(&seq->draft, request->predicted, predicted, request->prompt_count,
                    request->prompt_count + request->max_tokens) != 0)
         seq->choice->undrafted = ENGINE_UNDRAFTED_MEMORY;
@@ -86,8 +86,8 @@ static int32_t find_drafts(struct sched *sched, int streams) {
     return found;
 }
 
-/* Returns the sequence whose next draft row is most likely to give a token, and how likely that is;
- * NULL: there are no more drafts. */
+/* Returns the sequence whose next drafted token is most likely to be confirmed, with the
+ * probability; NULL: no sequence has another drafted token. */
 static struct sequence *find_likeliest(const struct sched *sched, int streams, double *chance) {
     struct sequence *best = NULL;
     *chance = 0;
@@ -111,8 +111,9 @@ static bool several_clients(const struct sched *sched) {
     return several;
 }
 
-/* Adds draft rows in the order of their likelihood, and leaves those with which the step gives most
- * tokens for its time. `spent`: the time that finding them took over that of a step without. */
+/* Gives the sequences draft rows in the order of their likelihood, and keeps as many as give most
+ * tokens for the time of the step. `spent`: the time that finding the drafts took, divided by that
+ * of a step without drafts. */
 static void choose_drafts(struct sched *sched, int streams, int32_t most, double spent) {
     static const struct pace unknown;
     const struct pace *pace = sched->options.step_stretch > 0 ? &sched->pace : &unknown;
@@ -160,7 +161,7 @@ int sched_end_drafts(struct sched *sched, const struct sched_step *step) {
         struct sequence *seq = sched->span_sequences[i];
         const struct kern_span *span = &sched->spans[i];
         if (seq->drafted == 0) continue;
-        /* Where the answer ended, or waits, nothing is known about the next drafted token. */
+        /* If the answer has ended or waits, nothing is known about the next drafted token. */
         bool cut = seq->finish != ENGINE_RUNNING || seq_waits(seq);
         draft_learn(&seq->draft, cut ? seq->confirmed : seq->drafted, seq->confirmed);
         seq->choice->drafts_confirmed += seq->confirmed;

@@ -20,12 +20,12 @@
 #include "base/log.h"
 #include "engine/steps/sched_int.h"
 
-#define DRAFTER_READ_STEPS 2    /* steps whose time a reading is worth at first */
-#define DRAFTER_READ_PART  0.06 /* part of the steps so far, later */
-#define DRAFTER_READ_LEAST 24   /* tokens; and tokens that an answer must still have */
-#define DRAFTER_READ_ROWS  64   /* in one step */
-#define DRAFTER_REREAD     4  /* times as many tokens as it has of a text are worth a new reading */
-#define DRAFTER_CATCH_UP   16 /* tokens that are read together with the first guess */
+#define DRAFTER_READ_STEPS 2    /* steps whose time a reading may take at first */
+#define DRAFTER_READ_PART  0.06 /* later: part of the steps of the answer so far */
+#define DRAFTER_READ_LEAST 24   /* least tokens to read, and least that an answer may still have */
+#define DRAFTER_READ_ROWS  64   /* most tokens that are read in one step */
+#define DRAFTER_REREAD     4    /* a text so many times as long as the known one is read anew */
+#define DRAFTER_CATCH_UP   16   /* most tokens that are read together with the first guess */
 #define DRAFTER_LIKELY     0.25 /* guesses less likely than this are not continued */
 
 void sched_leave_drafter(struct sched *sched, struct sequence *seq) {
@@ -33,7 +33,7 @@ void sched_leave_drafter(struct sched *sched, struct sequence *seq) {
     seq->model_text = NULL;
 }
 
-/* The sequences lose their texts and are guessed for no more. */
+/* Drops the texts of the sequences, for which the draft model guesses no more. */
 static void note_drafter_failure(struct sched *sched, struct sequence **asked, int count, int rc) {
     if (sched->counters.drafter_failures++ == 0)
         log_warn("the draft model failed: %s; answers go on without it", err_text(rc));
@@ -43,7 +43,8 @@ static void note_drafter_failure(struct sched *sched, struct sequence **asked, i
     }
 }
 
-/* Returns the time of a step of the draft model over that of a step with `streams` answers. */
+/* Returns the time of a step of the draft model, divided by that of a step with `streams` answers.
+ */
 static double drafter_cost(const struct sched *sched, int rows, int streams) {
     static const struct pace unknown;
     bool timed = sched->options.step_stretch > 0;
@@ -56,7 +57,8 @@ static double rows_growth(const struct sched *sched, int streams, int rows) {
     return pace_growth(sched->options.step_stretch > 0 ? &sched->pace : &unknown, streams, rows);
 }
 
-/* Returns whether guesses for these sequences, each like its earlier ones, are worth a step. */
+/* Returns whether guesses for these sequences are worth a step, if each guess is as good as earlier
+ * ones. */
 static bool is_worth_asking(const struct sched *sched, struct sequence **asked, int count,
                             int streams) {
     double gain = 0;
@@ -66,7 +68,7 @@ static bool is_worth_asking(const struct sched *sched, struct sequence **asked, 
     return (streams + gain) / time > streams * SCHED_DRAFT_GAIN;
 }
 
-/* Returns whether reading so many tokens of the sequence takes no longer than it is worth. */
+/* Returns whether the sequence gains as much as reading so many tokens costs. */
 static bool is_worth_reading(const struct sched *sched, const struct sequence *seq, int32_t rows,
                              int streams) {
     int32_t outputs = seq_output_count(seq);
@@ -77,7 +79,7 @@ static bool is_worth_reading(const struct sched *sched, const struct sequence *s
            drafter_cost(sched, part, streams) * rows / part <= most;
 }
 
-/* Returns how many of the text's last tokens are read; 0: none yet. */
+/* Returns how many of the text's last tokens are to be read; 0: not yet. */
 static int32_t choose_reading(const struct sched *sched, const struct sequence *seq, int streams) {
     int32_t rows = sched->drafter.options.places / 4;
     if (rows > seq->token_count) rows = seq->token_count;
@@ -86,8 +88,8 @@ static int32_t choose_reading(const struct sched *sched, const struct sequence *
     return rows;
 }
 
-/* Prepares the sequence's text. Returns whether it has one that a guess may follow, or that is to
- * be read. */
+/* Prepares the sequence's text. Returns whether it has a text that is ready for a guess or must be
+ * read first. */
 static bool settle_text(struct sched *sched, struct sequence *seq, int streams) {
     struct drafter *drafter = &sched->drafter;
     if (!seq->model_text) seq->model_text = drafter_take(drafter);
@@ -146,7 +148,8 @@ static int read_texts(struct sched *sched, struct sequence **asked, int count) {
     return ready;
 }
 
-/* Lets the draft model guess the next token of each sequence. Returns how many it goes on with. */
+/* Guesses the next token of each sequence with the draft model. Returns for how many sequences
+ * guessing continues. */
 static int guess_tokens(struct sched *sched, struct sequence **asked, int count, int32_t rows) {
     struct drafter_ask asks[DRAFTER_ASKED] = {0};
     int going = 0;
@@ -158,7 +161,7 @@ static int guess_tokens(struct sched *sched, struct sequence **asked, int count,
         seq_sample_params(seq, &asks[i].sample);
         asks[i].sample.position += guesses;
         asks[i].sample.top_count = 0;
-        if (guesses > 0) asks[i].sample.allowed = NULL; /* the mask is that of the first token */
+        if (guesses > 0) asks[i].sample.allowed = NULL; /* the mask is the first token's */
     }
     if (!step_drafter(sched, asked, asks, count, rows)) return 0;
     for (int i = 0; i < count; i++) {
@@ -176,8 +179,8 @@ static int guess_tokens(struct sched *sched, struct sequence **asked, int count,
     return going;
 }
 
-/* Guesses token after token while one more step gives more tokens for its time. Returns that time,
- * over that of a step without guesses. */
+/* Guesses token after token, as long as a further step gives more tokens for its time. Returns the
+ * time of all these steps, divided by that of a step without guesses. */
 static double guess_for(struct sched *sched, struct sequence **asked, int count, int streams) {
     double tokens = streams, spent = 0;
     int given = 0;
@@ -212,8 +215,8 @@ static double guess_for(struct sched *sched, struct sequence **asked, int count,
     return spent;
 }
 
-/* What is not asked for long is tried again: one slow step, or an answer's unlikely beginning, does
- * not decide for ever. */
+/* When the draft model was not asked for long, it is tried again, so that one slow step or an
+ * unlikely beginning of an answer does not decide for ever. */
 static void skip_drafter(struct sched *sched, struct sequence **asked, int count) {
     struct drafter *drafter = &sched->drafter;
     for (int i = 0; i < count; i++) draft_skip_model(&asked[i]->draft);
