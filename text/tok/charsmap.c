@@ -1,9 +1,9 @@
 /* The normalizer Precompiled: SentencePiece's table of replacements, as huggingface/tokenizers runs
  * it.
  *
- * The table is a trie, a double array in the form of darts-clone, and the texts that its values
- * point to, each ended by a zero byte. A cluster of less than six bytes is replaced where a
- * beginning of it is in the trie: the shortest one counts, and the rest of the cluster goes.
+ * The table is a trie, which is a double array in the form of darts-clone, and the texts to which
+ * its values point, each ended by a zero byte. If the trie contains a beginning of a cluster of
+ * less than six bytes, the whole cluster is replaced by the text of the shortest such beginning.
  * Otherwise each character of the cluster is replaced by itself. */
 #include <string.h>
 
@@ -94,8 +94,8 @@ static uint32_t offset_of(uint32_t unit) {
     return unit >> 10 << ((unit & 1u << 9) >> 6);
 }
 
-/* The value of the shortest key that `s` begins with; false: there is none. A file's faulty links
- * end the search. */
+/* Finds the value of the shortest key with which `s` begins. Returns false if there is none. Links
+ * that are wrong in the file end the search. */
 static bool look_up(const struct charsmap *map, const char *s, size_t size, uint32_t *value) {
     uint32_t at = 0, unit;
     if (!unit_at(map, at, &unit)) return false;
@@ -113,7 +113,7 @@ static bool look_up(const struct charsmap *map, const char *s, size_t size, uint
     return false;
 }
 
-/* The text that takes the place of `s`; NULL: `s` stays. */
+/* Returns the text that replaces `s`; NULL: `s` stays. */
 static const char *replacement(const struct charsmap *map, const char *s, size_t size,
                                size_t *out_size) {
     uint32_t value;

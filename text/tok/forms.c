@@ -35,8 +35,8 @@ static bool reserve_points(struct normalizer *n, size_t count) {
     return n->points && n->sorted;
 }
 
-/* Canonical order of one run of combining marks, by counting: swapping neighbours would be
- * quadratic in what a client sends. */
+/* Sorts a run of combining marks into canonical order, by counting; swapping neighbours would take
+ * quadratic time, and the text comes from a client. */
 static void order_marks(uint32_t *points, size_t count, uint32_t *sorted) {
     size_t place[257] = {0};
     for (size_t i = 0; i < count; i++) place[unicode_class(points[i]) + 1]++;
@@ -126,7 +126,8 @@ static void inspect(const struct normalizer *n, uint32_t code, bool *joins, bool
     *plain = count == 1 && parts[0] == code;
 }
 
-/* *plain: the run is one character that stays as it is. */
+/* Returns where the run that begins at `from` ends. *plain: the run is one character that the form
+ * does not change. */
 static size_t run_end(const struct normalizer *n, const char *s, size_t from, size_t size,
                       bool *plain) {
     bool joins, stays;

@@ -1,16 +1,17 @@
 /* The tokenizer of a GGUF file.
  *
  * A file holds tokens with types and either merges (`gpt2`: byte-level BPE; `gemma4`: BPE over
- * characters) or scores (`llama`: SentencePiece's BPE), but not how text is split into words: of
- * that it names a row of the table below. The rows are the patterns of the models' own
- * tokenizer.json; llama.cpp's table, whose names these are, has approximations of some, because its
- * regular expressions know less.
+ * characters) or scores (`llama`: SentencePiece's BPE). It does not say how text is split into
+ * words, but names a row of the table below. The rows have the patterns of the models' own
+ * tokenizer.json. The names are those of llama.cpp, whose table approximates some of the patterns,
+ * because its regular expressions can do less.
  *
- * Scores become merges: wherever two tokens side by side are a third, they may merge, the highest
- * score first. SentencePiece says the same in other words, so one algorithm (bpe.c) serves both.
+ * Scores become merges: wherever two adjacent tokens together are a third one, they may merge, the
+ * highest score first. SentencePiece describes the same in other words, so one algorithm (bpe.c)
+ * serves both.
  *
- * A file does not say which tokens swallow white space beside them. The only supported family in
- * which some do is Phi-3, whose tokens are named here, as in llama.cpp. */
+ * A file does not say which tokens swallow white space beside them. The only supported family with
+ * such tokens is Phi-3; its tokens are named here, as in llama.cpp. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,7 +47,7 @@ static const char deepseek3[] =
     "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{"
     "M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*|" TAIL;
 
-/* Letters with a case, as Unicode had them when the model was made. */
+/* Letters with a case, as Unicode defined them when the model was made. */
 static const char deepseek_letters[] =
     "\\s?[A-Za-z\\x{b5}\\x{c0}-\\x{d6}\\x{d8}-\\x{f6}\\x{f8}-\\x{1ba}\\x{1bc}-\\x{1bf}"
     "\\x{1c4}-\\x{293}\\x{295}-\\x{2af}\\x{370}-\\x{373}\\x{376}\\x{377}\\x{37b}-\\x{37d}"
@@ -67,7 +68,7 @@ static const char deepseek_letters[] =
     "\\x{104d8}-\\x{104fb}\\x{10c80}-\\x{10cb2}\\x{10cc0}-\\x{10cf2}\\x{118a0}-\\x{118df}"
     "\\x{1e900}-\\x{1e943}]+";
 
-/* Chinese characters are apart from words. */
+/* Excludes Chinese characters, which are separate from words. */
 #define HAN(what) "(?:(?!\\p{Han})" what ")"
 static const char kimi[] = "\\p{Han}+|[^\\r\\n\\p{L}\\p{N}]?" HAN(UPPER) "*" HAN(
     LOWER) "+" CONTRACTIONS
@@ -184,7 +185,8 @@ static bool is(const struct gguf_string *s, const char *text) {
     return s->size == strlen(text) && memcmp(s->data, text, s->size) == 0;
 }
 
-/* Phi-3's own tokens swallow the white space behind them, but for three. */
+/* Returns whether a token swallows the white space behind it, as Phi-3's own tokens do, except
+ * three. */
 static bool swallows(const struct gguf_string *name, int type) {
     if (is(name, "</s>")) return true;
     return type == CONTROL && !is(name, "<s>") && !is(name, "<|endoftext|>");
@@ -228,7 +230,7 @@ static int load_tokens(struct tok *tok, const struct gguf *gguf, const struct ar
 
 /* ---- Merges ---- */
 
-/* "a b", where a may itself begin with a space. */
+/* Reads merges "a b"; a may itself begin with a space. */
 static int load_merges(struct tok *tok, const struct arrays *a, struct fault *fault) {
     struct gguf_string pair;
     struct fault inner = {0};
@@ -255,13 +257,15 @@ static int compare_scores(const void *a, const void *b, void *arg) {
     return (x < y) - (x > y);
 }
 
-/* Byte, control and unknown tokens are no text, so nothing merges into them. */
+/* Returns whether merges may make the token. Byte, control and unknown tokens are no text, so
+ * nothing merges into them. */
 static bool is_merged(const struct arrays *a, int32_t id) {
     int type = type_of(a, id);
     return type != BYTE && type != CONTROL && type != UNKNOWN;
 }
 
-/* Every way to cut the token into two others; counts them, and adds them where `rank` is given. */
+/* Finds every way to cut the token into two others. Counts them and, if `rank` is given, adds them
+ * as merges. */
 static int cut_token(struct tok *tok, int32_t id, const uint32_t *rank, size_t *count,
                      struct fault *fault) {
     const struct tok_token *token = &tok->tokens[id];
@@ -279,7 +283,8 @@ static int cut_token(struct tok *tok, int32_t id, const uint32_t *rank, size_t *
     return 0;
 }
 
-/* Tokens of one score have one rank: of those the leftmost pair merges first. */
+/* Adds the merges of tokens with scores. Tokens of equal score have one rank: of their pairs, the
+ * leftmost merges first. */
 static int add_scored(struct tok *tok, const struct arrays *a, const int32_t *order,
                       struct fault *fault) {
     size_t count = 0;
@@ -351,7 +356,8 @@ static int load_end(struct tok *tok, const struct gguf *gguf, const char *flag, 
     return 0;
 }
 
-/* SentencePiece's own numbers stand where a file of that kind has none. */
+/* Reads the tokens that begin and end texts. If a file of SentencePiece's kind names none, they
+ * have SentencePiece's own ids. */
 static int load_ends(struct tok *tok, const struct gguf *gguf, bool pieces, bool add_bos,
                      struct fault *fault) {
     int rc = load_end(tok, gguf, KEY("add_bos_token"), KEY("bos_token_id"), add_bos,

@@ -27,7 +27,8 @@
 /* ---- Vocabulary (vocab.c) ---- */
 
 /* TOK_OUTSIDE: an added token that the model does not know, so no piece becomes it. TOK_SHOWN: a
- * special token that is part of answers; texts become it only as they become other special ones. */
+ * special token that answers show; in other respects it is a special token, also when texts are
+ * tokenised. */
 enum {
     TOK_PRESENT = 1,
     TOK_ADDED = 2,
@@ -48,7 +49,8 @@ struct tok_token {
     uint32_t flags;
 };
 
-/* Open addressing over ids; slots hold id + 1, 0 = free. Compared by name or by bytes. */
+/* A hash table with open addressing, whose slots hold id + 1; 0: free. Names or bytes are compared.
+ */
 struct tok_table {
     uint32_t *slots;
     uint32_t mask;
@@ -131,7 +133,7 @@ enum tok_step_kind {
     TOK_STEP_CHARSMAP       /* `find` is the trie, `content` the texts (charsmap.c) */
 };
 
-/* `find` and `content` are in tok->text; `find` is not used where there is a regex. */
+/* `find` and `content` are in tok->text; a step with a regex does not use `find`. */
 struct tok_step {
     enum tok_step_kind kind;
     enum tok_form form;
@@ -147,11 +149,11 @@ struct tok_decoder {
     size_t text_most;    /* while loading: the largest size of tok->text with decoded names */
     bool byte_level;     /* names are written in the byte alphabet */
     bool byte_fallback;  /* "<0x0A>" is the byte 10 */
-    bool fused;          /* while loading: later steps see the whole text */
+    bool fused;          /* while loading: the steps that follow see the whole text */
     char strip[4];       /* one such character is dropped at the beginning of a text */
     uint32_t strip_size; /* 0: nothing is dropped */
-    char mark[4];        /* every one is dropped from the first token of a text */
-    uint32_t mark_size;  /* 0: they stay */
+    char mark[4];        /* this mark is dropped everywhere in the first token of a text */
+    uint32_t mark_size;  /* 0: no mark is dropped */
 };
 
 /* ---- The tokenizer ---- */
@@ -176,7 +178,7 @@ struct tok {
     int32_t byte_ids[256]; /* -1: the vocabulary lacks this byte; of the byte alphabet */
     bool all_bytes;
     int32_t unknown;           /* -1: unknown characters give no token */
-    bool fuse_unknown;         /* adjacent ones become one token */
+    bool fuse_unknown;         /* adjacent unknown characters become one token */
     bool byte_fallback;        /* unknown characters become the tokens of their bytes */
     int32_t fallback_ids[256]; /* "<0x00>".."<0xFF>"; -1: the vocabulary lacks it */
     bool all_fallback;
@@ -187,7 +189,7 @@ struct tok {
     double unknown_score; /* cost of one unknown character */
     int32_t *sorted;      /* ids by name, for prefixes */
     int32_t sorted_count;
-    int32_t by_byte[257]; /* where names that begin with a byte begin in `sorted` */
+    int32_t by_byte[257]; /* index in `sorted` of the first name that begins with this byte */
 
     struct tok_matcher raw, normal; /* matched before and after normalising */
     bool normal_specials;           /* `normal` holds special tokens */
@@ -219,7 +221,7 @@ int32_t tok_vocab_find_whole(const struct tok *tok, const char *bytes, size_t si
  * token. */
 int32_t tok_vocab_find_plain(const struct tok *tok, const char *name, size_t size);
 int tok_byte_of(uint32_t scalar);                   /* in the byte alphabet; -1 outside */
-uint32_t tok_char_of(uint32_t byte);                /* the other way */
+uint32_t tok_char_of(uint32_t byte);                /* does the reverse */
 int tok_fallback_of(const char *name, size_t size); /* the byte of "<0x0A>"; -1 otherwise */
 
 int tok_merges_reserve(struct tok *tok, size_t count, struct fault *fault);
@@ -266,9 +268,9 @@ extern const char tok_regex_gpt2[], tok_regex_qwen2[];
 
 struct tok_scratch; /* match data of one call */
 
-/* Appends what PCRE2 is to read for \p{name}, or \P{name} where `negated`, with the members that
- * the tables of text/unicode give it, whatever PCRE2 knows. 0, ERR_UNSUPPORTED: no such property,
- * ERR_NOMEM. */
+/* Appends what PCRE2 must read for \p{name} or, if `negated`, for \P{name}. The property then has
+ * the members that the tables of text/unicode give it, whatever PCRE2's own tables say. Returns 0,
+ * ERR_NOMEM, or ERR_UNSUPPORTED: there is no such property. */
 struct buf;
 int tok_property_write(struct buf *out, const char *name, size_t size, bool negated, bool in_class);
 
@@ -314,7 +316,7 @@ struct tok_encoder {
     struct tok_scratch *scratch;
     bool specials;
     const char *first; /* a piece that begins here begins the text */
-    size_t next_span;  /* index; earlier untrusted spans end before the current part */
+    size_t next_span;  /* index; all untrusted spans before it end before the current part */
 
     int32_t *ids;
     size_t count, capacity, max;
@@ -380,10 +382,10 @@ struct tok_edit {
 };
 
 void tok_edit_open(struct tok_edit *edit, struct arena *arena, const struct tok_text *in);
-/* `s` takes the place of in[begin, end), which begins where the last part ended or later. false: no
- * memory, or the text becomes too long. */
+/* Puts `s` in the place of in[begin, end), which begins where the last part ended or later. Returns
+ * false if there is no memory, or if the text becomes too long. */
 bool tok_edit(struct tok_edit *edit, size_t begin, size_t end, const char *s, size_t size);
-/* Without any parts *out is the text itself. ERR_NOMEM. */
+/* Sets *out to the edited text, or to the text itself if nothing was replaced. ERR_NOMEM. */
 int tok_edit_close(struct tok_edit *edit, struct tok_text *out);
 
 /* `text` is base64. Fills step->find and step->content. */
@@ -396,8 +398,8 @@ int tok_charsmap(struct arena *arena, const struct tok *tok, const struct tok_st
 int tok_form(struct arena *arena, enum tok_form form, const struct tok_text *in,
              struct tok_text *out);
 
-/* The whole normalizer. ERR_NOMEM; ERR_LIMIT where a regex needs too many steps. `scratch` may be
- * NULL while no step has a regex. */
+/* Runs the whole normalizer. ERR_NOMEM; ERR_LIMIT if a regex needs too many steps. `scratch` may be
+ * NULL if no step has a regex. */
 int tok_normalize(const struct tok *tok, struct arena *arena, struct tok_scratch *scratch,
                   const struct tok_text *in, struct tok_text *out);
 

@@ -21,8 +21,8 @@ struct pipe {
 
 typedef int load_function(struct pipe *p, const cJSON *node, const char *type, const char *path);
 
-/* Calls `load` for the component, or for each member of the Sequence that it is. Recursive no
- * deeper than the JSON. */
+/* Calls `load` for the component or, if it is a Sequence, for each of its members. The recursion is
+ * no deeper than the JSON. */
 static int walk(struct pipe *p, const cJSON *node, const char *path, const char *members,
                 load_function *load) {
     const char *type = NULL;
@@ -98,7 +98,7 @@ static int load_charsmap(struct pipe *p, const cJSON *node, const char *path) {
     return rc ? rc : add_step(p->tok, &step, path, p->fault);
 }
 
-/* Steps that need nothing but their name; Strip has two switches. */
+/* Reads steps that have only a name, and Strip, which has two switches. */
 static int load_plain(struct pipe *p, const cJSON *node, const char *type, const char *path) {
     static const struct {
         const char *type;
@@ -124,8 +124,8 @@ static int load_plain(struct pipe *p, const cJSON *node, const char *type, const
     return refuse_type(p, path, type);
 }
 
-/* BertNormalizer: its switches are steps of their own; strip_accents follows lowercase unless it is
- * said. */
+/* BertNormalizer: each of its switches is a step of its own. If strip_accents is absent, it has the
+ * value of lowercase. */
 static int load_bert(struct pipe *p, const cJSON *node, const char *path) {
     bool clean = true, chinese = true, lower = true;
     int rc = json_bool(node, path, "clean_text", &clean, p->fault);
@@ -239,14 +239,15 @@ static int load_byte_level(struct pipe *p, const cJSON *node, const char *path) 
     return rc;
 }
 
-/* Characters of the category P, and the ASCII punctuation that Unicode counts as symbols. */
+/* Makes a stage that splits at characters of category P and at the ASCII punctuation that Unicode
+ * counts as symbols. */
 static int load_punctuation(struct pipe *p, const cJSON *node, const char *path) {
     struct tok_stage stage = {.kind = TOK_STAGE_SPLIT, .behavior = TOK_ISOLATED};
     int rc = json_get(node, "behavior") ? read_behavior(p, node, path, &stage.behavior) : 0;
     return rc ? rc : tok_add_stage(p->tok, &stage, "[\\p{P}$+<=>^`|~]", false, path, p->fault);
 }
 
-/* \w as Rust's regex crate has it, where Oniguruma's is another (regex.c). */
+/* \w as Rust's regex crate defines it; regex.c has Oniguruma's, which differs. */
 #define WORD "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{200c}\\x{200d}"
 
 static int load_whitespace(struct pipe *p, bool words, const char *path) {

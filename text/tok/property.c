@@ -1,9 +1,9 @@
 /* Unicode properties in split patterns.
  *
- * PCRE2 has tables of its own, of the version of the machine's library. A property is left to them,
- * together with the code points that they lack; where they have others, or no such property, its
- * ranges are written out, which is slower to match. Scripts are always written out: PCRE2's \p{Han}
- * may mean Script_Extensions.
+ * PCRE2 has its own tables, of the Unicode version of the machine's library. If PCRE2's table of a
+ * property only lacks some code points, the pattern names the property and these code points. If it
+ * has others, or if PCRE2 does not know the property, the pattern lists the property's ranges,
+ * which is slower to match. Scripts are always listed: PCRE2's \p{Han} may mean Script_Extensions.
  *
  * Comparing a property with PCRE2's takes some milliseconds, so the result is kept for the rest of
  * the process. */
@@ -53,7 +53,7 @@ static void write_ranges(struct buf *out, struct unicode_property property, bool
 
 /* ---- Comparing ---- */
 
-/* Every scalar value once, in order. Returns the size. */
+/* Writes every scalar value once, in ascending order. Returns the size. */
 static size_t write_scalars(char *text) {
     size_t size = 0;
     for (uint32_t code = 0; code < UNICODE_POINTS; code++)
@@ -61,8 +61,8 @@ static size_t write_scalars(char *text) {
     return size;
 }
 
-/* has[code] for each code point of PCRE2's property. false: it has none of this name, or there is
- * no memory. */
+/* Fills has[code] for each code point with PCRE2's answer. Returns false if PCRE2 does not know the
+ * property, or if there is no memory. */
 static bool ask(const char *name, const char *text, size_t size, bool *has) {
     char pattern[64];
     int error;

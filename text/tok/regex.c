@@ -1,6 +1,6 @@
-/* Split patterns. Files are written for Oniguruma; PCRE2 runs them. What the two read differently
- * is rewritten, and what cannot be is refused: a pattern must never split text in another way than
- * the model was trained with. */
+/* Split patterns. Files are written for Oniguruma, but PCRE2 runs them. Syntax that PCRE2 would
+ * read differently is rewritten, and refused if that is impossible: a pattern must never split text
+ * in another way than the model was trained with. */
 #include <string.h>
 
 #include "base/buf.h"
@@ -17,7 +17,7 @@ const char tok_regex_qwen2[] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N
                                "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*"
                                "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 
-/* The pattern is the file's and the text the client's: one match may cost this much. */
+/* The pattern comes from the file and the text from a client, so the cost of a match is limited. */
 #define MATCH_LIMIT     10000000
 #define DEPTH_LIMIT     100000
 #define HEAP_LIMIT_KIB  (64 * 1024)
@@ -49,7 +49,7 @@ struct rewriter {
 /* Oniguruma's word characters; the last six are an oddity of its Latin-1 table. */
 #define WORD "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}"
 
-/* Bytes of the letter after a backslash that mean the same in both, outside a class. */
+/* Letters that mean the same in both after a backslash, outside a class. */
 #define SAME_ESCAPES  "AzZGnrtfaex123456789"
 #define SAME_IN_CLASS "nrtfaex"
 
@@ -58,7 +58,7 @@ static int refuse(const struct rewriter *w, const char *what, size_t size) {
                      "'%.*s' in a split pattern is not supported", (int)size, what);
 }
 
-/* \uXXXX. w->at is at the u. */
+/* Rewrites \uXXXX; w->at is at the u. */
 static int rewrite_unicode(struct rewriter *w) {
     if (strspn(w->at + 1, "0123456789abcdefABCDEF") < 4) return refuse(w, w->at - 1, 2);
     buf_fmt(&w->out, "\\x{%.4s}", w->at + 1);
@@ -80,8 +80,8 @@ static int copy_escape(struct rewriter *w) {
     return 0;
 }
 
-/* \p{..}, \P{..} or \p{^..}; `at` is at the letter. Returns the text behind it; NULL: *rc says why
- * not. */
+/* Writes \p{..}, \P{..} or \p{^..}; `at` is at the letter. Returns the text behind it; NULL: *rc
+ * says why it failed. */
 static const char *write_property(struct rewriter *w, const char *at, bool in_class, int *rc) {
     const char *name = at + 2, *end = at[1] == '{' ? strchr(name, '}') : NULL;
     bool negated = *at == 'P';
@@ -99,7 +99,7 @@ static const char *write_property(struct rewriter *w, const char *at, bool in_cl
     return *rc ? NULL : end + 1;
 }
 
-/* Copies a text of this file; its properties are written as the tables have them. */
+/* Copies a pattern of this source file, with the ranges of its properties from the tables. */
 static int write_text(struct rewriter *w, const char *text, bool in_class) {
     int rc = 0;
     while (*text) {
@@ -125,7 +125,8 @@ static int rewrite_property(struct rewriter *w, bool in_class) {
     return rc;
 }
 
-/* \w is another set in each version of PCRE2, \h and \v are whitespace there. */
+/* Rewrites an escape. \w is another set in each version of PCRE2, and \h and \v are white space
+ * there. */
 static int rewrite_escape(struct rewriter *w, bool in_class) {
     static const struct {
         char letter;
@@ -177,7 +178,8 @@ static int rewrite_posix_class(struct rewriter *w) {
     return refuse(w, w->at, 2);
 }
 
-/* A class inside a class adds to it in Oniguruma: its brackets go. */
+/* Rewrites a class. In Oniguruma a class inside a class adds its members to it, so the inner
+ * brackets are dropped. */
 static int rewrite_class(struct rewriter *w) {
     const char *start = w->at;
     int depth = 1, rc;
@@ -211,7 +213,8 @@ static int rewrite_class(struct rewriter *w) {
     return 0;
 }
 
-/* After "(?". Options are i alone, or m, Oniguruma's name for what others call s. */
+/* Rewrites what follows "(?". The only options are i and m, which is Oniguruma's name for the
+ * option that others call s. */
 static int rewrite_group_kind(struct rewriter *w) {
     static const char *const kinds[] = {":", "=", "!", ">", "<=", "<!"};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
@@ -241,7 +244,7 @@ static int open_group(struct rewriter *w) {
     return rewrite_group_kind(w);
 }
 
-/* {n}, {n,}, {n,m} or {,m}; 0 where the brace is a character like any other. */
+/* Returns the size of {n}, {n,}, {n,m} or {,m}; 0: the brace is an ordinary character. */
 static size_t interval_size(const char *s) {
     size_t low = strspn(s + 1, "0123456789"), size = 1 + low;
     if (s[size] == ',') {
@@ -254,10 +257,11 @@ static size_t interval_size(const char *s) {
     return s[size] == '}' ? size + 1 : 0;
 }
 
-/* "+" after an interval repeats it; PCRE2 takes it as possessive. */
+/* Rewrites an interval. "+" behind it means a repetition of the interval, which PCRE2 would read as
+ * possessive. */
 static int rewrite_interval(struct rewriter *w, size_t size) {
     bool again = w->at[size] == '+';
-    /* {n}? is an option in one, lazy in the other */
+    /* In Oniguruma {n}? is optional, in PCRE2 lazy. */
     if (w->at[size] == '?' && !memchr(w->at, ',', size)) return refuse(w, w->at, size + 1);
     if (again) {
         char *tail = mem_try_alloc(w->out.size - w->atom + 1, 1);
@@ -276,7 +280,7 @@ static int rewrite_interval(struct rewriter *w, size_t size) {
     return 0;
 }
 
-/* One item; everything but quantifiers begins a new atom. */
+/* Rewrites one item. Everything but quantifiers begins a new atom. */
 static int rewrite_item(struct rewriter *w) {
     size_t start = w->out.size, size;
     switch (*w->at) {
@@ -304,7 +308,7 @@ static int rewrite_item(struct rewriter *w) {
         w->atom = start;
         return rewrite_escape(w, false);
     default:
-        /* Whole characters: a quantifier repeats the character. */
+        /* copies whole characters, because a quantifier repeats the character */
         do buf_char(&w->out, *w->at++);
         while (((unsigned char)*w->at & 0xC0) == 0x80);
     }
