@@ -28,8 +28,8 @@
 #include "server/systemd.h"
 
 #define INSPECT_MAX ((size_t)1 << 20)
-/* As in sysexits.h: the model or an option is refused, and a restart will not help. */
-#define EXIT_CONFIG 78
+#define EXIT_CONFIG 78 /* sysexits.h: the model or an option is refused; a restart will not help   \
+                        */
 
 /* --- callbacks of the engine --- */
 

@@ -186,7 +186,7 @@ static int render_chat(struct exchange *ex, struct engine_ids *ids, struct fault
     return oai_continue_ids(engine, request->earlier, request->earlier_count, &ex->arena, ids);
 }
 
-/* Finds the i-th prompt as tokens. */
+/* The i-th prompt as tokens. */
 static int find_prompt(struct exchange *ex, int i, struct engine_ids *ids) {
     const struct oai_request *request = &ex->request;
     const struct oai_prompt *prompt = request->context ? NULL : &request->prompts[i];

@@ -67,7 +67,7 @@ struct oai_fim {
 };
 struct oai_fim oai_find_fim(const struct engine *engine);
 
-/* How a model is told about tools, and how it calls them. */
+/* How a model is shown tools and calls them. */
 struct oai_tool_style {
     const struct tool_form *form; /* NULL: answers do not call tools */
     bool generic; /* the template does not show tools in a form that is read, so a message describes
