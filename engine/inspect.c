@@ -65,7 +65,8 @@ int engine_inspect(const struct engine_options *options, struct buf *out, char *
         (void)refused("refused      ", fault, out);
         return rc;
     }
-    (void)model_inspect(options->model_dir, options->max_model_len, out, &own);
+    (void)model_inspect(options->model_dir, options->max_model_len, options->random_weights, out,
+                        &own);
     if (text_open(options->model_dir, options->chat_template, &text, &words))
         (void)refused("tokenizer    refused: ", &words, out);
     else

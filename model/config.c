@@ -30,7 +30,8 @@ static const struct size_field {
 } size_fields[] = {
     {"num_hidden_layers", offsetof(struct model_config, layers), 1, LAYERS_MAX, true, 0},
     {"hidden_size", offsetof(struct model_config, d_model), 1, 1 << 16, true, 0},
-    {"intermediate_size", offsetof(struct model_config, d_ff), 1, 1 << 20, true, 0},
+    {"intermediate_size", offsetof(struct model_config, d_ff), 1, 1 << 20, true,
+     offsetof(struct family, d_ff)},
     {"num_attention_heads", offsetof(struct model_config, heads_q), 1, 1024, true,
      offsetof(struct family, heads_q)},
     {"num_key_value_heads", offsetof(struct model_config, heads_kv), 1, 1024, false,
@@ -48,6 +49,10 @@ static int read_sizes(const cJSON *root, const struct family *family, struct mod
     for (size_t i = 0; i < sizeof size_fields / sizeof size_fields[0]; i++) {
         const struct size_field *field = &size_fields[i];
         int64_t value = field->absent ? *(const int *)((const char *)family + field->absent) : 0;
+        /* transformers: no number of KV heads is that of the query heads */
+        if (field->offset == offsetof(struct model_config, heads_kv) &&
+            model_config_has(root, field->key))
+            value = 0;
         /* A file whose layers are all routed may have no width of others. */
         const bool spared = field->offset == offsetof(struct model_config, d_ff) &&
                             family->stacked_experts && json_get(root, "moe_intermediate_size");
@@ -124,9 +129,11 @@ static int refuse_values(const cJSON *root, const struct family *family, struct 
 }
 
 /* Layers behind the last one, which predict further tokens. */
-static int read_mtp(const cJSON *root, struct model_config *out, struct fault *fault) {
-    int64_t layers = 0;
-    int rc = json_int(root, NULL, "num_nextn_predict_layers", 1, 64, &layers, fault);
+static int read_mtp(const cJSON *root, const struct family *family, struct model_config *out,
+                    struct fault *fault) {
+    static const char name[] = "num_nextn_predict_layers";
+    int64_t layers = model_config_has(root, name) ? 0 : family->mtp_layers;
+    int rc = json_int(root, NULL, name, 1, 64, &layers, fault);
     if (!rc) rc = json_int(root, NULL, "num_mtp_layers", 1, 64, &layers, fault);
     out->mtp_layers = (int)layers;
     return rc;
@@ -147,7 +154,7 @@ static int read_flags(const cJSON *root, const struct family *family, struct mod
     if (!rc && !family->qk_norm_by_flag && out->qk_norm != family->qk_norm)
         rc = fault_set(fault, ERR_UNSUPPORTED, "use_qk_norm", "is not supported in %s models",
                        family->model_type);
-    if (!rc) rc = read_mtp(root, out, fault);
+    if (!rc) rc = read_mtp(root, family, out, fault);
     out->qk_norm_wide = family->wide_qk_norm;
     out->pre_norms = !family->norms_behind;
     out->post_norms = family->norms_behind || family->gemma || family->norms_around;
@@ -271,7 +278,7 @@ static int read_config(cJSON *root, int context, struct model_config *out, struc
     memcpy(out->family, family->model_type, strlen(family->model_type) + 1);
     rc = model_config_rename(root, family, fault);
     if (!rc) rc = read_sizes(root, family, out, fault);
-    if (!rc && family->latent) rc = model_config_read_latent(root, out, fault);
+    if (!rc && family->latent) rc = model_config_read_latent(root, family, out, fault);
     if (!rc) rc = check_heads(out, fault);
     if (!rc) rc = model_config_refuse_fields(root, family, fault);
     if (!rc) rc = model_config_read_quantization(root, family->gpt_oss, &out->packing, fault);

@@ -99,6 +99,7 @@ struct family {
     bool embed_factor;   /* embedding_multiplier */
     bool nemotron;       /* layers have either a mixer or a network, which has no gate */
     const char *shared_width; /* the field that has the width of the network beside experts */
+    int shared_ff;            /* that width, when the file does not say */
     bool
         gemma4; /* heads by kind of layer, keys and values that layers share, embeddings for each */
     bool latent;     /* latent attention */
@@ -107,7 +108,11 @@ struct family {
     bool muse;       /* gates, fixed norms of embeddings, queries and keys, scaled logits */
     /* sizes of a file that has none */
     int each_embed; /* hidden_size_per_layer_input */
-    int heads_q, heads_kv, vocab, positions;
+    int heads_q, heads_kv, vocab, positions, d_ff;
+    int q_rank;                   /* q_lora_rank */
+    int group_count, groups_used; /* n_group, topk_group; 0 = 1 */
+    double expert_scale;          /* routed_scaling_factor; 0 = 1 */
+    int mtp_layers;               /* num_nextn_predict_layers */
 };
 
 /* A field that says none has been made null. */
@@ -132,7 +137,8 @@ int model_config_take_text(cJSON *root, struct fault *fault);
 int model_config_rename(cJSON *root, const struct family *family, struct fault *fault);
 
 /* Fill in parts of *out, in this order; model_config_read_latent before heads are checked. */
-int model_config_read_latent(const cJSON *root, struct model_config *out, struct fault *fault);
+int model_config_read_latent(const cJSON *root, const struct family *family,
+                             struct model_config *out, struct fault *fault);
 int model_config_read_layers(const cJSON *root, const struct family *family,
                              struct model_config *out, struct fault *fault);
 int model_config_check_latent(const struct family *family, struct model_config *out,

@@ -205,11 +205,15 @@ static int translate_experts(const struct translation *t) {
                : translation_no_memory(t);
 }
 
-/* Layers that predict further tokens are counted among the others. */
-static void translate_mtp(const struct translation *t) {
+/* Layers that predict further tokens are counted among the others. A file that counts none has
+ * none. */
+static int translate_mtp(const struct translation *t) {
+    static const char name[] = "num_nextn_predict_layers";
     cJSON *layers = cJSON_GetObjectItemCaseSensitive(t->config, "num_hidden_layers");
-    const cJSON *mtp = json_get(t->config, "num_nextn_predict_layers");
-    if (layers && mtp) cJSON_SetNumberValue(layers, layers->valuedouble - mtp->valuedouble);
+    const cJSON *mtp = json_get(t->config, name);
+    if (!mtp) return cJSON_AddNullToObject(t->config, name) ? 0 : translation_no_memory(t);
+    if (layers) cJSON_SetNumberValue(layers, layers->valuedouble - mtp->valuedouble);
+    return 0;
 }
 
 static const char *translated_type(const struct translation *t) {
@@ -264,7 +268,7 @@ static int translate(struct translation *t) {
     if (!rc && !cJSON_AddStringToObject(t->config, "model_type", translated_type(t)))
         return translation_no_memory(t);
     if (!rc) rc = translate_experts(t);
-    if (!rc) translate_mtp(t);
+    if (!rc) rc = translate_mtp(t);
     if (!rc && t->row->mamba) rc = COPY_ROWS(t, mamba_rows, t->config);
     if (!rc && t->row->delta) rc = COPY_ROWS(t, delta_rows, t->config);
     if (!rc) rc = translate_delta(t);

@@ -7,10 +7,11 @@
 
 /* transformers, DeepseekV3: all heads read one entry, whatever number of them the file says. The
  * two norms inside have an epsilon of their own. */
-int model_config_read_latent(const cJSON *root, struct model_config *out, struct fault *fault) {
+int model_config_read_latent(const cJSON *root, const struct family *family,
+                             struct model_config *out, struct fault *fault) {
     static const char *const keys[] = {"kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
                                        "v_head_dim"};
-    int64_t n[4] = {0}, rank = 0;
+    int64_t n[4] = {0}, rank = model_config_has(root, "q_lora_rank") ? 0 : family->q_rank;
     bool neighbours = true;
     int rc = 0;
     for (size_t i = 0; i < 4 && !rc; i++) {

@@ -1,5 +1,5 @@
 /* Kinds of layers: the mixer of tokens, windows, rotation, heads. */
-#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/json.h"
@@ -191,6 +191,17 @@ static int share_entries(struct model_config *out, int64_t shared, struct fault 
     return 0;
 }
 
+/* The member of a layer: transformers 5.24 writes its number with as many digits as the last one
+ * has. */
+static const cJSON *find_layer(const cJSON *list, int layer) {
+    const cJSON *item;
+    cJSON_ArrayForEach(item, list) {
+        char *end;
+        if (strtol(item->string, &end, 10) == layer && *end == '\0') return item;
+    }
+    return NULL;
+}
+
 /* The heads of layers that have others, as transformers 5.24 writes them; else *dim and *heads stay
  * what they are. All layers of a kind have equal ones. */
 static int read_layer_heads(const cJSON *root, const struct model_config *c, int64_t *dim,
@@ -200,9 +211,7 @@ static int read_layer_heads(const cJSON *root, const struct model_config *c, int
     bool first = true;
     for (int i = 0; i < c->layers && list; i++) {
         int64_t own[2] = {c->head_dim, c->heads_kv};
-        char index[16];
-        snprintf(index, sizeof index, "%d", i);
-        const cJSON *layer = json_get(list, index);
+        const cJSON *layer = find_layer(list, i);
         const bool sliding = c->per_layer[i].sliding_window > 0;
         int rc = json_int(layer, name, "head_dim", 2, 1024, &own[0], fault);
         if (!rc) rc = json_int(layer, name, "num_key_value_heads", 1, 1024, &own[1], fault);
@@ -256,6 +265,12 @@ static int read_kinds(const cJSON *root, struct model_config *out, struct fault 
     return share_entries(out, shared, fault);
 }
 
+/* transformers, GraniteMoeHybrid: without "layer_types" no layer has attention. */
+static int require_types(const cJSON *root, struct fault *fault) {
+    if (json_get(root, "layer_types")) return 0;
+    return fault_set(fault, ERR_INVALID, "layer_types", "missing");
+}
+
 /* Without "layer_types" every n-th layer has attention. */
 static int read_interval(const cJSON *root, struct model_config *out, struct fault *fault) {
     int64_t every = 4;
@@ -269,7 +284,8 @@ int model_config_read_layers(const cJSON *root, const struct family *family,
                              struct model_config *out, struct fault *fault) {
     out->per_layer = mem_try_alloc((size_t)out->layers, sizeof *out->per_layer);
     if (!out->per_layer) return fault_set(fault, ERR_NOMEM, "num_hidden_layers", "out of memory");
-    int rc = read_windows(root, family, out, fault);
+    int rc = family->granite_hybrid ? require_types(root, fault) : 0;
+    if (!rc) rc = read_windows(root, family, out, fault);
     for (int i = 0; i < out->layers && !rc; i++)
         out->per_layer[i].local = family->local_rope && out->per_layer[i].sliding_window > 0;
     if (!rc) rc = read_rotated(root, family, out, fault);

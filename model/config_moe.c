@@ -90,8 +90,13 @@ static int read_choice(const cJSON *root, const struct family *family, struct mo
     const char *function = family->sigmoid ? "sigmoid" : "softmax", *found = function;
     int64_t groups = 1, used = 1;
     double scale = 1;
+    if (family->group_count && !model_config_has(root, "n_group")) groups = family->group_count;
+    if (family->expert_scale > 0 && !model_config_has(root, "routed_scaling_factor"))
+        scale = family->expert_scale;
     int rc = json_str(root, NULL, "scoring_func", &found, fault);
     if (!rc) rc = json_int(root, NULL, "n_group", 1, KERN_EXPERT_GROUPS_MAX, &groups, fault);
+    if (groups > 1 && family->groups_used && !model_config_has(root, "topk_group"))
+        used = family->groups_used < groups ? family->groups_used : groups;
     if (!rc) rc = json_int(root, NULL, "topk_group", 1, groups, &used, fault);
     if (!rc) rc = json_num(root, NULL, "routed_scaling_factor", 1e-3, 1e3, &scale, fault);
     if (rc) return rc;
@@ -118,6 +123,8 @@ static int read_shared(const cJSON *root, const struct family *family, struct mo
     const char *key = first_key(root, "moe_num_shared_experts", NULL, NULL, "n_shared_experts");
     int64_t count = model_config_has(root, key) ? 0 : family->shared_count,
             width = family->shared_gate_ff;
+    if (family->shared_ff && !model_config_has(root, family->shared_width))
+        width = family->shared_ff;
     int rc = json_int(root, NULL, key, 1, 1024, &count, fault);
     const char *width_key =
         family->shared_gate_ff ? "shared_expert_intermediate_size" : family->shared_width;

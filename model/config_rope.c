@@ -343,6 +343,8 @@ int model_config_read_rope(const cJSON *root, const struct model_rope *defaults,
     double rotary = defaults->rotary > 0 ? defaults->rotary : 1;
     int rc = rope_find(root, out->head_dim, &rotary, &rope, fault);
     if (!rc) rc = rope_find_kind(&rope, defaults->kind, &kind, fault);
+    if (!rc && defaults->query_scale && !rope.node)
+        rc = fault_set(fault, ERR_INVALID, "rope_parameters", "missing");
     if (!rc && out->global_dim && kind->scale != rope_proportional)
         rc = refuse_kind(&rope, "rope_type", kind->name, "proportional, where heads differ", fault);
     rope.proportion = rotary;

@@ -199,7 +199,9 @@ static int rename_nemotron(cJSON *root, struct fault *fault) {
 }
 
 int model_config_rename(cJSON *root, const struct family *family, struct fault *fault) {
+    static const struct own_name granite[] = {{"layers_block_type", "layer_types"}};
     int rc = family->lfm2 ? rename_lfm2(root, fault) : 0;
+    if (!rc && family->granite_hybrid) rc = rename_fields(root, granite, 1, fault);
     if (!rc && family->nemotron) rc = rename_nemotron(root, fault);
     return rc;
 }

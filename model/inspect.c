@@ -92,6 +92,16 @@ static void describe_weights(const struct model_config *c, const struct weights 
     if (c->experts) describe_active(c, weights, out);
 }
 
+/* What random weights take the place of, in the format that they have. */
+static void describe_implied(const struct model_config *c, struct buf *out) {
+    const struct model_numbers numbers = model_count_numbers(c);
+    buf_fmt(out, "weights      %.1f million numbers, %.1f MB in bf16\n", (double)numbers.all * 1e-6,
+            (double)numbers.all * 2e-6);
+    if (numbers.active == numbers.all) return;
+    buf_fmt(out, "active       %.1f million numbers, %.1f MB for each token\n",
+            (double)numbers.active * 1e-6, (double)numbers.active * 2e-6);
+}
+
 static void describe_rotation(const struct model_config *c, struct buf *out) {
     int unrotated = 0, pairs = 0;
     while (pairs < c->head_dim / 2 && c->inv_freq[pairs] > 0) pairs++;
@@ -122,9 +132,8 @@ static void describe_kinds(const struct model_config *c, struct buf *out) {
                 last->keys_are_values ? ", where values are the keys" : "");
     if (c->latent.rank)
         buf_fmt(out,
-                "latent       one entry for each token and layer, %d numbers and %d that rotate: "
-                "%.1f KB for a token in bf16\n",
-                c->latent.rank, c->latent.turned, (double)c->cache_layers * c->head_dim * 2 * 1e-3);
+                "latent       one entry for each token and layer, %d numbers and %d that rotate\n",
+                c->latent.rank, c->latent.turned);
     if (reading)
         buf_fmt(out, "sharing      %d of %d layers read the keys and values of others\n", reading,
                 c->layers);
@@ -212,16 +221,19 @@ static void describe_config(const struct model_config *c, bool gguf, struct buf 
                 networks_alone(c), c->layers);
     describe_attention(c, out);
     describe_caps(c, out);
-    buf_fmt(out, "positions    %d\n", c->max_positions);
+    buf_fmt(out, "positions    %d, %.1f KB for each in a cache in bf16\n", c->max_positions,
+            (double)model_entry_numbers(c) * 2e-3);
     describe_rotation(c, out);
     describe_windows(c, out);
 }
 
-int model_inspect(const char *path, int context, struct buf *out, struct fault *fault) {
+int model_inspect(const char *path, int context, bool random, struct buf *out,
+                  struct fault *fault) {
     struct model_config config = {0};
     struct weights *weights = NULL;
-    int rc = model_read(path, context, false, &config, &weights, fault);
+    int rc = model_read(path, context, random, &config, &weights, fault);
     if (config.inv_freq) describe_config(&config, gguf_is_path(path), out);
+    if (!rc && random) describe_implied(&config, out);
     if (weights && weights_count(weights)) describe_weights(&config, weights, out);
     weights_close(weights);
     model_config_close(&config);

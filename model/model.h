@@ -197,8 +197,18 @@ struct model_options {
 };
 
 /* Describes the files of a model for people, a line for each fact, as far as they can be read; no
- * element of a tensor is. Failure: what start would refuse. */
-int model_inspect(const char *path, int context, struct buf *out, struct fault *fault);
+ * element of a tensor is. `random`: of config.json alone, as model_options.random_weights. Failure:
+ * what start would refuse. */
+int model_inspect(const char *path, int context, bool random, struct buf *out, struct fault *fault);
+
+/* The numbers of a model's weights, as config.json implies them, and how many of them a token
+ * reads, where it reads only some experts. */
+struct model_numbers {
+    int64_t all, active;
+};
+struct model_numbers model_count_numbers(const struct model_config *config);
+/* The numbers that a token adds to the cache, in all layers. */
+int64_t model_entry_numbers(const struct model_config *config);
 
 /* Loads weights into the backend, or shares the owner's. Errors name field, tensor or file. */
 int model_open(struct kern *kern, const struct model_options *options, struct model **out,

@@ -241,3 +241,45 @@ float role_factor(const struct model_config *config, enum role role) {
 float slot_fixed(const struct slot *slot, const struct model_config *config) {
     return slot->fixed ? *(const float *)(const void *)((const char *)config + slot->fixed) : 0;
 }
+
+/* ---- Numbers ---- */
+
+/* The numbers of a slot in a layer, of all experts or heads. A role may be a slot's part twice. */
+static int64_t slot_numbers(const struct slot *slot, const struct model_config *config, int layer) {
+    int64_t sum = 0;
+    if (slot_fixed(slot, config) > 0) return 0;
+    for (int i = 0; i < slot->count; i++) {
+        int64_t rows, cols;
+        if (i > 0 && slot->parts[i] == slot->parts[i - 1]) continue;
+        tensor_shape(config, slot->parts[i], layer, &rows, &cols);
+        sum += cols ? rows * cols : rows;
+    }
+    return sum * (slot->experts ? config->experts : slot->heads ? config->heads_q : 1);
+}
+
+struct model_numbers model_count_numbers(const struct model_config *config) {
+    struct model_numbers sum = {0};
+    int64_t of_experts = 0;
+    sum.all = slot_numbers(&slot_embed, config, 0) + slot_numbers(&slot_final_norm, config, 0);
+    if (!config->tied_embeddings) sum.all += slot_numbers(&slot_head, config, 0);
+    for (int i = 0; i < SLOT_EACH_COUNT && config->embeds_each; i++)
+        sum.all += slot_numbers(&slot_each[i], config, 0);
+    for (int layer = 0; layer < config->layers; layer++) {
+        for (size_t i = 0; i < layer_slot_count; i++) {
+            if (!slot_wanted(&layer_slots[i], config, layer)) continue;
+            const int64_t numbers = slot_numbers(&layer_slots[i], config, layer);
+            sum.all += numbers;
+            if (layer_slots[i].experts) of_experts += numbers;
+        }
+    }
+    sum.active = sum.all - of_experts;
+    if (config->experts) sum.active += of_experts / config->experts * config->experts_used;
+    return sum;
+}
+
+int64_t model_entry_numbers(const struct model_config *config) {
+    int64_t sum = 0;
+    for (int i = 0; i < config->layers; i++)
+        if (holds_entries(&config->per_layer[i])) sum += qkv_width(config, i) - q_width(config, i);
+    return sum;
+}

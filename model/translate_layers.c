@@ -56,7 +56,9 @@ int translate_kv_heads(const struct translation *t) {
     const struct gguf_value *list;
     int64_t heads = 0;
     cJSON *types = NULL;
-    if (!translation_has(t, KEY_KV_HEADS)) return 0;
+    if (!translation_has(t, KEY_KV_HEADS)) /* as many as of queries */
+        return cJSON_AddNullToObject(t->config, "num_key_value_heads") ? 0
+                                                                       : translation_no_memory(t);
     int rc = translation_list(t, KEY_KV_HEADS, GGUF_I32, &list);
     if (!rc && !list) rc = translation_int(t, KEY_KV_HEADS, &heads);
     if (!rc && list && t->row->headless) {

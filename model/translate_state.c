@@ -130,8 +130,9 @@ const char *translate_latent_type(const struct translation *t) {
 /* Older files have the heads' sizes under the names of what is cached in newer ones. A 0 means that
  * the model has none, whatever its family has where config.json says nothing. */
 int translate_latent(const struct translation *t) {
-    static const char *const counts[][2] = {{".leading_dense_block_count", "first_k_dense_replace"},
-                                            {".expert_shared_count", "n_shared_experts"}};
+    static const char *const counts[] = {
+        "first_k_dense_replace", "n_shared_experts",     "n_group", "topk_group",
+        "q_lora_rank",           "routed_scaling_factor"};
     int64_t rank = 0, down = 0, turned = 0, key = 0, value = 0;
     int rc = translation_int(t, ".attention.key_length", &key);
     if (!rc) rc = translation_int(t, ".attention.value_length", &value);
@@ -145,8 +146,8 @@ int translate_latent(const struct translation *t) {
     if (!rc) rc = translation_set(t, t->config, "qk_rope_head_dim", (double)turned);
     if (!rc) rc = translation_set(t, t->config, "qk_nope_head_dim", (double)(key - turned));
     if (!rc) rc = translation_set(t, t->config, "v_head_dim", (double)value);
-    for (size_t i = 0; i < 2 && !rc; i++)
-        if (!json_get(t->config, counts[i][1]) && !cJSON_AddNullToObject(t->config, counts[i][1]))
+    for (size_t i = 0; i < sizeof counts / sizeof *counts && !rc; i++)
+        if (!json_get(t->config, counts[i]) && !cJSON_AddNullToObject(t->config, counts[i]))
             rc = translation_no_memory(t);
     if (!rc && strcmp(translate_latent_type(t), "deepseek_v2") == 0 &&
         !cJSON_AddStringToObject(t->config, "topk_method",

@@ -637,7 +637,7 @@ Test(model_config, multimodal_checkpoints_that_are_refused) {
         {"{\"model_type\": \"mistral3\", \"quantization_config\": {\"quant_method\": \"x\"}, "
          "\"text_config\": {\"hidden_size\": 64, \"num_hidden_layers\": 2, \"intermediate_size\": "
          "64,"
-         "\"num_attention_heads\": 2, \"vocab_size\": 64, \"max_position_embeddings\": 64}}",
+         "\"num_attention_heads\": 8, \"vocab_size\": 64, \"max_position_embeddings\": 64}}",
          ERR_UNSUPPORTED, "quantization_config"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
