@@ -98,6 +98,23 @@ static int refuse_attention_types(const cJSON *root, struct fault *fault) {
                      "only layers of type 1 are supported");
 }
 
+/* Fields that transformers' classes do not read, and that mean another computation where they do
+ * not have the value of all published files. */
+static int refuse_unread(const cJSON *root, struct fault *fault) {
+    const char *norms = "per_layer";
+    bool routing_bias = true, mrope = false;
+    int rc = json_str(root, NULL, "qk_norm_type", &norms, fault);
+    if (!rc) rc = json_bool(root, NULL, "use_routing_bias", &routing_bias, fault);
+    if (!rc) rc = json_bool(root, NULL, "use_mrope", &mrope, fault);
+    if (rc) return rc;
+    if (strcmp(norms, "per_layer") != 0)
+        return fault_set(fault, ERR_UNSUPPORTED, "qk_norm_type",
+                         "\"%.64s\" is not supported, only \"per_layer\"", norms);
+    if (routing_bias && !mrope) return 0;
+    return fault_set(fault, ERR_UNSUPPORTED, mrope ? "use_mrope" : "use_routing_bias",
+                     "%s is not supported", mrope ? "true" : "false");
+}
+
 static int refuse_values(const cJSON *root, const struct family *family, struct fault *fault) {
     const char *known = family->gemma || family->gemma4 ? "gelu_pytorch_tanh"
                         : family->nemotron              ? "relu2"
@@ -115,6 +132,7 @@ static int refuse_values(const cJSON *root, const struct family *family, struct 
     if (!rc && !of_pictures)
         rc = json_bool(root, NULL, "use_bidirectional_attention", &bidirectional, fault);
     if (!rc) rc = refuse_attention_types(root, fault);
+    if (!rc) rc = refuse_unread(root, fault);
     if (rc) return rc;
     if (mlp_bias || use_bias)
         return fault_set(fault, ERR_UNSUPPORTED, mlp_bias ? "mlp_bias" : "use_bias",

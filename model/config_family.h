@@ -99,7 +99,7 @@ struct family {
     bool embed_factor;   /* embedding_multiplier */
     bool nemotron;       /* layers have either a mixer or a network, which has no gate */
     const char *shared_width; /* the field that has the width of the network beside experts */
-    int shared_ff;            /* that width, when the file does not say */
+    int shared_ff;            /* the width, when the file does not say */
     bool
         gemma4; /* heads by kind of layer, keys and values that layers share, embeddings for each */
     bool latent;     /* latent attention */

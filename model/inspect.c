@@ -92,7 +92,7 @@ static void describe_weights(const struct model_config *c, const struct weights 
     if (c->experts) describe_active(c, weights, out);
 }
 
-/* What random weights take the place of, in the format that they have. */
+/* Weights that random ones take the place of, in the format of these. */
 static void describe_implied(const struct model_config *c, struct buf *out) {
     const struct model_numbers numbers = model_count_numbers(c);
     buf_fmt(out, "weights      %.1f million numbers, %.1f MB in bf16\n", (double)numbers.all * 1e-6,

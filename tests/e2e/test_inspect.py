@@ -67,7 +67,7 @@ def test_a_model_of_which_only_the_configuration_is_there(tmp_path):
     code, lines, text = inspect(tmp_path, "--random-weights")
     assert code == 78 and "model" not in lines, text  # a start needs a tokenizer
     assert lines["tokenizer"].startswith("refused: tokenizer.json: ")
-    of_files = inspect(NANO)[1]["weights"]  # they are in bf16, too
+    of_files = inspect(NANO)[1]["weights"]  # in bf16, too
     assert lines["weights"].removesuffix(" in bf16") in of_files and " MB in bf16" in lines["weights"]
     # 6 layers, a key and a value, 4 heads of 64 numbers, 2 bytes each
     assert lines["positions"].endswith(f" {6 * 2 * 4 * 64 * 2 / 1000:.1f} KB for each in a cache in bf16")
