@@ -27,7 +27,7 @@ FAMILIES = {
     "deepseek_v2": "DeepseekV2ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM", "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
     "mistral4": "Mistral4ForCausalLM",
 }
-# What the defaults of a class do not fit each other without.
+# Fields without which the defaults of a class do not fit each other.
 SIZES = {
     "glm4_moe": {"head_dim": 128},
     "dots1": {"n_routed_experts": 128, "num_experts_per_tok": 6},

@@ -741,6 +741,39 @@ Test(model_config, mixtures_of_today) {
     }
 }
 
+/* Unread by transformers' classes, and alike in all published files. */
+Test(model_config, fields_that_would_mean_another_computation) {
+    static const char *const fields[][2] = {
+        {"qk_norm_type", "\"per_head\""}, {"use_routing_bias", "false"}, {"use_mrope", "true"}};
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        struct model_config c;
+        struct fault fault;
+        char text[64];
+        snprintf(text, sizeof text, "\"%s\": %s,", fields[i][0], fields[i][1]);
+        cr_expect_eq(parse_llama(text, &c, &fault), ERR_UNSUPPORTED, "%s", text);
+        cr_expect_str_eq(fault.field, fields[i][0]);
+    }
+}
+
+/* transformers 5.24 pads the numbers of layers. */
+Test(model_config, layers_by_numbers_with_zeros) {
+    static const char *const spellings[] = {"\"2\"", "\"02\""};
+    for (size_t i = 0; i < sizeof spellings / sizeof *spellings; i++) {
+        struct model_config c;
+        struct fault fault;
+        char text[256];
+        snprintf(text, sizeof text,
+                 "\"head_dim\": 16, \"global_head_dim\": 16, \"per_layer_config\": "
+                 "{%s: {\"head_dim\": 32}},",
+                 spellings[i]);
+        cr_assert_eq(parse_with(text, "Gemma4ForCausalLM", "gemma4_text", NULL, &c, &fault), 0,
+                     "%s: %s", fault.field, fault.text);
+        cr_expect(c.per_layer[1].head_dim == 16 && c.per_layer[2].head_dim == 32, "%s",
+                  spellings[i]);
+        model_config_close(&c);
+    }
+}
+
 #define LFM2(more) more "\"conv_L_cache\": 3, \"norm_eps\": 2e-5, \"block_multiple_of\": 32,"
 
 /* The layers with a convolution are numbered by themselves, as are those with attention. */

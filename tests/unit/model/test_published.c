@@ -1,6 +1,5 @@
-/* What files of published models say (tests/data/published.jsonl, made by training/published.py),
- * and what a file says that leaves a field out (tests/data/defaults.jsonl, training/defaults.py).
- */
+/* Files of published models (tests/data/published.jsonl, made by training/published.py), and files
+ * that leave a field out (tests/data/defaults.jsonl, made by training/defaults.py). */
 #include <cjson/cJSON.h>
 #include <criterion/criterion.h>
 #include <stdio.h>
