@@ -177,7 +177,8 @@ def main():
     out = pathlib.Path(sys.argv[1])
     rng = random.Random(35)
     manual = pages("/usr/share/man/man7/*", 9000, COUNT, rng) + pages("/usr/share/man/man5/*", 9000, COUNT, rng)
-    perl = [(os.path.basename(p), page_of_pod(p)) for p in sorted(glob.glob("/usr/share/perl/5*/pod/*.pod"))[:3]]
+    pods = sorted({os.path.realpath(p) for p in glob.glob("/usr/share/perl/5*/pod/*.pod")})     # 5.36 is a link to 5.36.0
+    perl = [(os.path.basename(p), page_of_pod(p)) for p in pods[:3]]
     documents = (perl + [manual[i + j * COUNT] for i in range(COUNT) for j in (0, 1) if i + j * COUNT < len(manual)])[:COUNT]
     code = [(f"{i:02d}", pathlib.Path(p[0]).read_text(errors="replace")) for i, g in enumerate(CODE) if (p := sorted(glob.glob(g)))][:COUNT]
     foreign = [pages(f"/usr/share/man/{lang}/man*/*", 7000, 2, rng) for lang in LANGUAGES]

@@ -57,11 +57,11 @@ ROWS = {
     # TOVA (arXiv 2401.06104), per KV head
     "tova": attention(recent=1, observe=Observe(window=1, group="mean")),
     # Expected Attention (arXiv 2510.00636), with the queries of the window
-    "expected_attention": attention(observe=Observe(window=64, expect=512)),
+    "expected_attention": attention(recent=32, observe=Observe(window=64, expect=512)),
     # KeyDiff (arXiv 2504.15364): the mean of unit keys, nothing forgiven
-    "keydiff": attention(redundancy=Redundancy(on=True, threshold=1)),
+    "keydiff": attention(recent=32, redundancy=Redundancy(on=True, threshold=1)),
     # L2 norm of keys (arXiv 2406.11430)
-    "knorm": attention(redundancy=Redundancy(on=True, measure="length")),
+    "knorm": attention(recent=32, redundancy=Redundancy(on=True, measure="length")),
     # LagKV (arXiv 2504.04704)
     "lagkv": attention(redundancy=Redundancy(on=True, measure="lag", lag=128)),
 }
