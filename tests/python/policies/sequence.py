@@ -260,7 +260,7 @@ class Sequence:
     def by_expectation(self, layer, head):
         """By the logarithm, in which rounding is even for large and small scores."""
         stream, q = self.streams[layer][head], self.queries[layer][:, head * self.group:(head + 1) * self.group]
-        mine = stream.pos >= self.rule.sinks
+        mine = self.candidates(stream) & (stream.pos >= self.rule.sinks)
         score = np.zeros(len(stream))
         with np.errstate(divide="ignore"):
             score[mine] = np.log(f.expected_attention(
