@@ -42,7 +42,7 @@ void fit_help(FILE *out) {
         "\n"
         "A fit that was interrupted goes on where it was, as long as model, texts and seed are "
         "the\n"
-        "same: what it has measured is kept in --gates-cache, at most 540 MB, until the gates are\n"
+        "same: what it has measured is kept in --gates-cache, at most 810 MB, until the gates are\n"
         "written.\n"
         "\n"
         "All options of the daemon that concern the engine apply, such as --threads and\n"

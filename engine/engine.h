@@ -237,7 +237,7 @@ struct engine_fitted {
  * most what the model took, ENGINE_FIT_BYTES more, and ENGINE_FIT_FILE_BYTES.
  * On failure fault->field is as in engine_open, or "text" or "out", and nothing is written. */
 #define ENGINE_FIT_BYTES      ((size_t)160 << 20)
-#define ENGINE_FIT_FILE_BYTES ((size_t)512 << 20)
+#define ENGINE_FIT_FILE_BYTES ((size_t)768 << 20)
 int engine_fit_gates(const struct engine_options *options, const struct engine_fit *fit,
                      struct engine_fitted *out, struct fault *fault);
 void engine_fitted_close(struct engine_fitted *fitted);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes manual.txt, code.txt, dialogues.jsonl and tools.jsonl beside this file, from keepd's own documents and source and from word
+"""Writes manual.txt, code.txt, dialogues.jsonl, passages.jsonl and tools.jsonl beside this file, from keepd's own documents and source and from word
 lists here. The same state of the repository gives the same files; they are kept, so that gates can be fitted again to the same texts.
 
     python3 bundled/calibration/make.py
@@ -12,7 +12,7 @@ import re
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
 TEXT = 4600                     # characters of a chat, at least: more than 1,024 tokens with most tokenizers
-DIALOGUES, SESSIONS = 26, 20
+DIALOGUES, PASSAGES, SESSIONS = 26, 20, 20
 MANUAL = ("docs/OPERATIONS.md", "docs/SCALING.md", "docs/MODELS.md", "SECURITY.md")
 CODE = ("engine/steps/queue.c", "text/tok/vocab.c", "text/ends.c", "base/buf.c", "server/quota.c", "paging/due.c", "tools/run_pytest",
         "training/losses.py", "training/data.py", "bench/speed/fair.py", "kernels/cpu/team.c", "config/config.c")
@@ -91,6 +91,15 @@ def paragraphs():
     return [p for p in prose if 300 < len(p) < 1500]
 
 
+def passages():
+    """Pieces of the other files: prose of all languages, manuals and code."""
+    found = []
+    for name in ("english.txt", "languages.txt", "manual.txt", "code.txt"):
+        parts = [" ".join(p.split()) for p in re.split(r"\n\s*\n", (HERE / name).read_text())]
+        found += [p for p in parts if len(p) > 140 and not p.startswith("|")]
+    return found
+
+
 def sentences(paragraph):
     return [s for s in re.split(r"(?<=[.!?]) (?=[A-Z])", paragraph) if 30 < len(s) < 240]
 
@@ -162,6 +171,32 @@ def about_texts(rng, parts):
             (f"Which sentence follows \"{inner[at]}\" in text {which + 1}?", f"It is followed by: \"{inner[at + 1]}\""),
             (f"How does text {which + 1} begin?", f"Text {which + 1} begins with: \"{inner[0]}\""),
             (f"Quote the sentence of text {which + 1} with the words \"{' '.join(inner[at].split()[:3])}\".", f"\"{inner[at]}\"")]))
+    return talk
+
+
+READ = [("Here is a passage that somebody sent me: {t}", ["It is clear enough.", "I see what it is about.", "Thanks, I have read it."]),
+        ("{t}\n\nIs that well written?", ["Yes, it reads well.", "It could be shorter.", "Mostly, yes."]),
+        ("For later, from another page: {t}", ["All right.", "I have it.", "Okay, what is next?"]),
+        ("What language or style is this in? {t}", ["It is plain, technical writing.", "It looks like an excerpt of a longer text.", "It is a note, I think."])]
+
+
+def told_between(rng, parts):
+    """Facts between long passages that nobody asks for, then questions for the facts alone, with passages between them."""
+    talk = Talk(rng, rng.choice([None, None, "You are a helpful assistant."]))
+    known, texts = facts(rng, 7), iter(rng.sample(parts, min(len(parts), 40)))
+
+    def passage(size):
+        form, answers = rng.choice(READ)
+        talk.say(form.format(t=next(texts)[:size].rsplit(" ", 1)[0]), rng.choice(answers))
+
+    for told, _, _ in known:
+        talk.say(rng.choice(["", "", "By the way: ", "Keep this in mind: "]) + told, rng.choice(NOTED))
+        for _ in range(rng.choice((0, 1, 1, 2))):
+            passage(rng.choice((180, 260, 340)))
+    while talk.size < TEXT:
+        for _, asked, answered in rng.sample(known, rng.choice((2, 3, 4))):
+            talk.say(asked, answered)
+        passage(rng.choice((180, 260)))
     return talk
 
 
@@ -337,6 +372,11 @@ def write_chats(name, talks):
             f.write(json.dumps({"messages": talk.messages}, ensure_ascii=False) + "\n")
 
 
+def write_passages(rng):
+    found = passages()
+    write_chats("passages.jsonl", [told_between(rng, found) for _ in range(PASSAGES)])
+
+
 def main():
     rng = random.Random(1)
     (HERE / "manual.txt").write_text("\n".join(head(p, MANUAL_BYTES) for p in MANUAL))
@@ -345,6 +385,7 @@ def main():
     makers = [told_facts, told_together, lambda r: about_texts(r, parts), about_lists, lambda r: about_code(r, functions)]
     write_chats("dialogues.jsonl", [makers[i % len(makers)](rng) for i in range(DIALOGUES)])
     write_chats("tools.jsonl", [session(rng, functions) for _ in range(SESSIONS)])
+    write_passages(random.Random(2))
 
 
 if __name__ == "__main__":
