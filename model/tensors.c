@@ -208,6 +208,7 @@ static const struct {
     [ROLE_EXPERT_GATE] =
         {{"mlp.experts.#.gate_proj.weight", NULL,
           "ffn_gate_exps.weight", [NAMING_GGUF_EXPERTS_JOINED] = "ffn_gate_up_exps.weight",
+          [NAMING_GGUF_BOTH_JOINED] = "ffn_gate_up_exps.weight",
           [NAMING_HF_MIXTRAL] = "block_sparse_moe.experts.#.w1.weight",
           [NAMING_HF_GPT_OSS] = "mlp.experts.gate_up_proj_blocks",
           [NAMING_HF_STACKED] = "mlp.experts.gate_up_proj",
@@ -222,6 +223,7 @@ static const struct {
     [ROLE_EXPERT_UP] =
         {{"mlp.experts.#.up_proj.weight", NULL,
           "ffn_up_exps.weight", [NAMING_GGUF_EXPERTS_JOINED] = "ffn_gate_up_exps.weight",
+          [NAMING_GGUF_BOTH_JOINED] = "ffn_gate_up_exps.weight",
           [NAMING_HF_MIXTRAL] = "block_sparse_moe.experts.#.w3.weight",
           [NAMING_HF_GPT_OSS] = "mlp.experts.gate_up_proj_blocks",
           [NAMING_HF_STACKED] = "mlp.experts.gate_up_proj",
@@ -531,6 +533,7 @@ static const enum naming bases[NAMING_COUNT] = {
     [NAMING_GGUF_MAMBA] = NAMING_GGUF,
     [NAMING_GGUF_LATENT_JOINED] = NAMING_GGUF,
     [NAMING_GGUF_EXPERTS_JOINED] = NAMING_GGUF,
+    [NAMING_GGUF_BOTH_JOINED] = NAMING_GGUF_LATENT_JOINED,
     [NAMING_HF_FALCON_H1] = NAMING_HF_GRANITE_HYBRID,
     [NAMING_GGUF_FALCON_H1] = NAMING_GGUF_MAMBA,
     [NAMING_HF_GEMMA4_MOE] = NAMING_HF_GEMMA4,
@@ -561,11 +564,12 @@ enum naming tensor_naming(const struct model_config *config, bool gguf) {
                : config->qwen35_names         ? NAMING_GGUF_QWEN35
                : config->mamba_names          ? NAMING_GGUF_MAMBA
                : config->gemma4_experts       ? NAMING_GGUF_GEMMA4_MOE
-               : config->latent_joined        ? NAMING_GGUF_LATENT_JOINED
-               : config->experts_joined       ? NAMING_GGUF_EXPERTS_JOINED
-               : config->nemotron_names       ? NAMING_GGUF_MAMBA
-               : config->falcon_names         ? NAMING_GGUF_FALCON_H1
-                                              : NAMING_GGUF;
+               : config->latent_joined
+                   ? config->experts_joined ? NAMING_GGUF_BOTH_JOINED : NAMING_GGUF_LATENT_JOINED
+               : config->experts_joined ? NAMING_GGUF_EXPERTS_JOINED
+               : config->nemotron_names ? NAMING_GGUF_MAMBA
+               : config->falcon_names   ? NAMING_GGUF_FALCON_H1
+                                        : NAMING_GGUF;
     if (config->qwen35_names)
         return config->qwen3_next_names  ? NAMING_HF_QWEN3_NEXT
                : config->stacked_experts ? NAMING_HF_QWEN35_STACKED

@@ -35,6 +35,7 @@ enum naming {
     NAMING_HF_GEMMA4,
     NAMING_GGUF_LATENT_JOINED,
     NAMING_GGUF_EXPERTS_JOINED,
+    NAMING_GGUF_BOTH_JOINED, /* keys with values, and gate with up */
     NAMING_HF_NEMOTRON_H,
     NAMING_HF_FALCON_H1,
     NAMING_GGUF_FALCON_H1,

@@ -391,7 +391,7 @@ def write(directory, path, arch, apart, turned, **more):
     w.close()
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "deepseekv3 joined"])
+@pytest.mark.parametrize("family", [*FAMILIES, "deepseekv3 joined", "mistral4 joined"])
 def test_a_file_answers_as_its_directory(family, tmp_path):
     file, tokens = tmp_path / "model.gguf", [(37 * i + 11) % 500 for i in range(80)]
     family, *joined = family.split()
