@@ -278,7 +278,9 @@ static int fitting_measure_model(struct fitting *f, struct kern *kern, uint64_t 
     const struct worth_options what = {.tokens = f->tokens,
                                        .entries = f->entries,
                                        .kv_type = config->dtype == KERN_F32 ? KERN_F32 : KERN_BF16};
-    rc = worth_open(kern, model, &what, &worth, fault);
+    rc = worth_layer_heads(config, &f->most.layer_heads);
+    if (rc) fault_set(fault, rc, "", "no memory for the sizes of %d layers", config->cache_layers);
+    if (!rc) rc = worth_open(kern, model, &what, &worth, fault);
     if (!rc) fitting_shuffle(f->pieces, count, random);
     if (!rc) rc = fitting_measure_pieces(f, worth, config, count, random, fault);
     worth_close(worth);
@@ -290,6 +292,7 @@ static int fitting_measure(struct fitting *f, uint64_t *random, struct fault *fa
     struct engine_options o = *f->options;
     struct kern *kern = NULL;
     if (!o.device || strcmp(o.device, "auto") == 0) o.device = "cpu"; /* the one that measures */
+    if (strcmp(o.device, "cpu") == 0) o.tensor_parallel_size = 1; /* the result is that of all */
     const struct backend_options backend = engine_backend(&o, 1);
     int rc = backend_open(&backend, &kern, fault);
     if (rc) return rc;
@@ -454,6 +457,7 @@ static int fit_to(struct fitting *f, struct engine_fitted *out, struct fault *fa
 static void close_fitting(struct fitting *f) {
     for (int i = 0; i < f->measured_count; i++) worth_text_close(&f->measured[i]);
     for (int i = 0; i < f->piece_count; i++) mem_free(f->pieces[i].ids);
+    worth_text_close(&f->most);
     mem_free(f->measured);
     mem_free(f->keys);
     mem_free(f->pieces);

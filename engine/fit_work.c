@@ -78,7 +78,8 @@ enum { PARTS = 3 };
 
 static void record_parts(const struct worth_text *text, struct part parts[PARTS]) {
     const size_t entries = (size_t)text->entries, layers = (size_t)text->layers;
-    const size_t streams = layers * (size_t)text->heads, width = (size_t)text->d_model;
+    const size_t streams = (size_t)worth_text_stream(text, text->layers);
+    const size_t width = (size_t)text->d_model;
     parts[0] = (struct part){text->at, entries * sizeof *text->at};
     parts[1] = (struct part){text->x, layers * entries * width * sizeof *text->x};
     parts[2] = (struct part){text->worths,
@@ -124,14 +125,21 @@ static bool sizes_fit(const struct record_head *head, const struct worth_text *m
 }
 
 /* False where there is no memory: then the text is measured, which says so. */
-static bool open_text(const struct record_head *head, struct worth_text *text) {
+static bool open_text(const struct record_head *head, const struct worth_text *most,
+                      struct worth_text *text) {
     struct part parts[PARTS];
+    const size_t layers = (size_t)head->layers;
     *text = (struct worth_text){.layers = head->layers,
                                 .heads = head->heads,
                                 .d_model = head->d_model,
                                 .tokens = head->tokens,
                                 .windows = head->windows,
                                 .entries = head->entries};
+    if (most->layer_heads) {
+        text->layer_heads = mem_try_alloc(layers, sizeof *text->layer_heads);
+        if (!text->layer_heads) return false;
+        memcpy(text->layer_heads, most->layer_heads, layers * sizeof *text->layer_heads);
+    }
     record_parts(text, parts);
     text->at = mem_try_alloc(parts[0].bytes, 1);
     text->x = mem_try_alloc(parts[1].bytes, 1);
@@ -156,7 +164,7 @@ static bool read_record(const struct fit_work *work, const uint8_t key[SHA256_BY
     if (memcmp(head.magic, work_magic, sizeof work_magic) != 0 ||
         memcmp(head.key, key, SHA256_BYTES) != 0 || !sizes_fit(&head, most))
         return false;
-    bool good = open_text(&head, text);
+    bool good = open_text(&head, most, text);
     if (good) record_parts(text, parts);
     for (int i = 0; i < PARTS && good; i++)
         good = read_record_bytes(work->fd, parts[i].data, parts[i].bytes);

@@ -31,7 +31,8 @@ struct fit_work {
 int fit_work_open(struct fit_work *work, const char *path, bool wait, void (*waiting)(void *arg),
                   void *arg, struct fault *fault);
 
-/* Takes the next record, if it has this key and at most these sizes: *text is closed by the caller.
+/* Takes the next record, if it has this key and at most these sizes, which also say the KV heads of
+ * the layers: *text is closed by the caller.
  * False: the text must be measured, and fit_work_keep comes next. */
 bool fit_work_take(struct fit_work *work, const uint8_t key[SHA256_BYTES],
                    const struct worth_text *most, struct worth_text *text);

@@ -35,12 +35,9 @@ struct fit_job {
     struct cpu_tickets tickets;
 };
 
-static int streams_of(const struct fit_job *job) {
-    return job->net->layers * job->net->heads;
-}
-
-static size_t rates_of_layer(const struct fit_job *job) {
-    return (size_t)job->net->heads * (size_t)job->text->entries;
+/* Where the rates of a layer begin; of layer `layers` the number of all rates. */
+static size_t rates_before(const struct fit_job *job, int64_t layer) {
+    return (size_t)worth_text_stream(job->text, (int)layer) * (size_t)job->text->entries;
 }
 
 static const uint16_t *inputs_of(const struct fit_job *job, int64_t layer) {
@@ -64,15 +61,15 @@ static void compute_rates(void *arg, int worker) {
     int64_t end;
     for (int64_t l; (l = cpu_tickets_take(&job->tickets, 1, &end)) >= 0;)
         fit_net_rates(job->net, (int)l, inputs_of(job, l), job->text->entries, scratch,
-                      hidden_of(job, l), job->rates + (size_t)l * rates_of_layer(job));
+                      hidden_of(job, l), job->rates + rates_before(job, l));
 }
 
 static void compute_losses(void *arg, int worker) {
     struct fit_job *job = arg;
-    const size_t numbers = (size_t)job->net->layers * rates_of_layer(job);
+    const size_t numbers = rates_before(job, job->net->layers);
     int64_t end;
     for (int64_t i; (i = cpu_tickets_take(&job->tickets, 1, &end)) >= 0;) {
-        const struct fit_eviction e = {.streams = streams_of(job),
+        const struct fit_eviction e = {.streams = worth_text_stream(job->text, job->net->layers),
                                        .entries = job->text->entries,
                                        .at = job->text->at,
                                        .worths =
@@ -89,11 +86,12 @@ static void compute_losses(void *arg, int worker) {
 /* The windows' slopes are added in order, in those of the first window. */
 static void learn_layers(void *arg, int worker) {
     struct fit_job *job = arg;
-    const size_t each = rates_of_layer(job), numbers = (size_t)job->net->layers * each;
+    const size_t numbers = rates_before(job, job->net->layers);
     float *scratch = job->scratch + (size_t)worker * job->scratch_each;
     int64_t end;
     for (int64_t l; (l = cpu_tickets_take(&job->tickets, 1, &end)) >= 0;) {
-        float *sum = job->slopes + (size_t)l * each;
+        const size_t first = rates_before(job, l), each = rates_before(job, l + 1) - first;
+        float *sum = job->slopes + first;
         for (size_t i = 0; i < each; i++) {
             for (int c = 1; c < job->count; c++) sum[i] += sum[(size_t)c * numbers + i];
             sum[i] *= job->weight;
@@ -150,7 +148,7 @@ static double evaluate(struct fit_job *job, const struct worth_text *texts, int 
     for (int i = 0; i < count; i += FIT_HELD_OUT, n += parts) {
         job->text = &texts[i];
         if (newest)
-            memset(job->rates, 0, (size_t)job->net->layers * rates_of_layer(job) * sizeof(float));
+            memset(job->rates, 0, rates_before(job, job->net->layers) * sizeof(float));
         else
             run_parts(job, job->net->layers, compute_rates);
         for (int p = 0; p < parts; p++) sum += held_out_loss(job, held_out_parts[p]);
@@ -245,7 +243,7 @@ static void set_input_scales(struct fit_net *net, const struct worth_text *texts
 static int open_job(struct fit_job *job, const struct worth_text *texts, int count) {
     int most = 0;
     for (int i = 0; i < count; i++) most = texts[i].entries > most ? texts[i].entries : most;
-    const size_t rates = (size_t)streams_of(job) * (size_t)most;
+    const size_t rates = (size_t)worth_text_stream(texts, texts->layers) * (size_t)most;
     const size_t hidden = (size_t)job->net->layers * (size_t)fit_net_rows(most) * FIT_WIDTH;
     job->scratch_each = fit_net_scratch(job->net, most);
     job->scratch =
@@ -268,6 +266,7 @@ int fit_gates(const struct fit_options *options, const struct worth_text *texts,
     int rc =
         fit_net_open(net, texts[0].layers, texts[0].heads, texts[0].d_model, bias, options->seed);
     if (!rc) {
+        net->layer_heads = texts[0].layer_heads;
         set_input_scales(net, texts, count);
         rc = open_job(&job, texts, count);
         if (!rc) rc = run_steps(options, &job, texts, count, result);
@@ -275,6 +274,7 @@ int fit_gates(const struct fit_options *options, const struct worth_text *texts,
         mem_free(job.hidden);
         mem_free(job.rates);
         mem_free(job.slopes);
+        net->layer_heads = NULL;
         if (rc || !result->best) fit_net_close(net);
     }
     if (rc) return fault_set(fault, rc, "", "no memory for the fit");

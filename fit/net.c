@@ -58,6 +58,10 @@ void fit_net_close(struct fit_net *net) {
     *net = (struct fit_net){0};
 }
 
+static int net_heads(const struct fit_net *net, int layer) {
+    return net->layer_heads ? net->layer_heads[layer] : net->heads;
+}
+
 /* ---- Forward ---- */
 
 size_t fit_net_scratch(const struct fit_net *net, int entries) {
@@ -112,7 +116,7 @@ void fit_net_rates(const struct fit_net *net, int layer, const uint16_t *x, int 
     product_add(&product, rows, FIT_WIDTH, net->inputs);
     for (int i = 0; i < entries; i++) {
         net_silu(hidden + (size_t)i * FIT_WIDTH, active);
-        for (int h = 0; h < net->heads; h++)
+        for (int h = 0; h < net_heads(net, layer); h++)
             rates[(size_t)h * (size_t)entries + (size_t)i] = net_rate(net_score(&p, h, active));
     }
 }
@@ -150,8 +154,8 @@ void fit_net_learn(struct fit_net *net, int layer, const uint16_t *x, int entrie
     float *changes = scratch + (size_t)fit_net_rows(entries) * (size_t)net->inputs;
     net_widen(net, layer, x, entries, scratch, net->inputs, 1);
     for (int i = 0; i < entries; i++)
-        net_learn_entry(&p, &slopes, net->heads, hidden + (size_t)i * FIT_WIDTH, rate_slopes + i,
-                        entries, changes + (size_t)i * FIT_WIDTH);
+        net_learn_entry(&p, &slopes, net_heads(net, layer), hidden + (size_t)i * FIT_WIDTH,
+                        rate_slopes + i, entries, changes + (size_t)i * FIT_WIDTH);
     const struct product product = {slopes.w1, scratch, changes, FIT_WIDTH, net->inputs, FIT_WIDTH};
     product_add(&product, net->inputs, FIT_WIDTH, entries);
 }

@@ -22,7 +22,8 @@
 
 struct fit_net {
     int layers, heads, d_model;
-    int inputs;  /* d_model, rounded up to a multiple of 16: the last ones are 0 */
+    const int32_t *layer_heads; /* [layers] heads that are computed, borrowed; NULL: all */
+    int inputs;                 /* d_model, rounded up to a multiple of 16: the last ones are 0 */
     size_t each; /* numbers of a layer: W1 [inputs][WIDTH], b1 [WIDTH], last [heads][WIDTH], c */
     float *values, *slopes; /* [layers][each] the numbers, and the gradient of the loss */
     float *mean, *square;   /* [layers][each] Adam's moments */

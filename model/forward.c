@@ -51,7 +51,7 @@ struct kern_attend_options model_attend_options(const struct model *model, int i
                                         .queries = c->per_layer[index].reads};
 }
 
-static struct kern_latent latent_of(const struct model *model, int index) {
+struct kern_latent model_latent(const struct model *model, int index) {
     const struct layer *layer = &model->layers[index];
     struct kern_latent latent = model->config.latent;
     latent.norm = layer->entry_norm;
@@ -64,7 +64,7 @@ static struct kern_latent latent_of(const struct model *model, int index) {
 static void project_latent(struct model *model, int index, const float *x, int rows) {
     const struct model_config *c = &model->config;
     const struct layer *layer = &model->layers[index];
-    const struct kern_latent latent = latent_of(model, index);
+    const struct kern_latent latent = model_latent(model, index);
     struct scratch *s = &model->scratch;
     struct kern *kern = model->kern;
     const float *in = x;
@@ -103,7 +103,7 @@ static void step_attention(struct model *model, int index, const struct kern_bat
     if (!attend.queries) kern->ops->write_kv(kern, stored, s->qkv, log_beta, batch);
     kern->ops->attend(kern, stored, latent ? s->latent : s->heads, s->qkv, batch, &attend);
     if (latent) {
-        const struct kern_latent its = latent_of(model, index);
+        const struct kern_latent its = model_latent(model, index);
         kern->ops->latent_out(kern, s->heads, s->latent, &its, batch->rows);
     }
     if (layer->attn_gate) {
@@ -346,7 +346,6 @@ int model_step(struct model *model, const struct kern_batch *batch, const int32_
                             c->rms_eps);
     if (c->embeds_each) step_each(model, batch);
     for (int i = 0; i < c->layers; i++) {
-        if (layer_attends(&c->per_layer[i])) step_attention(model, i, batch);
         switch (c->per_layer[i].mixer) {
         case MIXER_ATTENTION:
         case MIXER_NONE:
@@ -361,6 +360,7 @@ int model_step(struct model *model, const struct kern_batch *batch, const int32_
             step_mamba(model, i, batch);
             break;
         }
+        if (layer_attends(&c->per_layer[i])) step_attention(model, i, batch);
         if (i < c->layers - 1) {
             step_feed_forward(model, i, s->x, s->heads, s->mixed, batch->rows);
             end_layer(model, i, s->x, s->each, batch->rows);

@@ -288,7 +288,7 @@ static int read_block(const struct tensor *tensor, size_t index, size_t count, f
  * layer. */
 static int read_last(struct gates *gates, int layer, struct kern_gate_spec *spec, float *last,
                      float *bias, struct fault *fault) {
-    const int heads = gates->shape.heads_kv;
+    const int heads = spec->heads_kv;
     const size_t m = (size_t)gates->header.width;
     spec->row_count = 0;
     for (int h = 0; h < heads; h++) {
@@ -312,6 +312,7 @@ int gates_layer(struct gates *gates, int layer, struct kern_gate_spec *out, stru
     struct layer_sizes s = layer_sizes(gates);
     float *w1 = gates->scratch, *b1 = w1 + s.w1, *w2 = b1 + s.b1, *b2 = w2 + s.w2;
     float *last = b2 + s.b2, *bias = last + s.last;
+    const int heads = gates->shape.heads ? gates->shape.heads[layer].kv : gates->shape.heads_kv;
     *out = (struct kern_gate_spec){.w1 = w1,
                                    .b1 = b1,
                                    .last = last,
@@ -319,8 +320,8 @@ int gates_layer(struct gates *gates, int layer, struct kern_gate_spec *out, stru
                                    .row = gates->layer_row,
                                    .width = gates->header.width,
                                    .d_model = gates->shape.d_model,
-                                   .heads_kv = gates->shape.heads_kv,
-                                   .embeddings = gates->embeddings};
+                                   .heads_kv = heads,
+                                   .embeddings = gates->embeddings > 1 ? heads : 1};
     int rc = read_block(gates->w1, (size_t)layer, s.w1, w1, fault);
     if (!rc) rc = read_block(gates->b1, (size_t)layer, s.b1, b1, fault);
     if (!rc && gates->header.two_layers) {

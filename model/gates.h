@@ -7,7 +7,8 @@
  *             has the digests of the model's numbers (base_digest.h), in hex
  *   w1     [L, m, d], b1 [L, m]          or per head: [L*H, m, d], [L*H, m] (rg only)
  *   w2     [L, m, m], b2 [L, m]          rg10 only
- *   w_last [R, m], c [R], row [L, H]     int32: which row of w_last each head uses
+ *   w_last [R, m], c [R], row [L, H]     int32: which row of w_last each head uses; of layers with
+ *                                        fewer heads only the first are used
  *
  * `gates_parse` is a pure function over the file's bytes; the result reads from them, so they must
  * outlive it. Layers are converted one at a time, because backends copy them. */
@@ -25,9 +26,11 @@
 
 #define GATES_WIDTH_MAX 16384
 
-/* The shape of the model that the gates must fit. */
+/* The shape of the model that the gates must fit. Where layers have different numbers of KV heads,
+ * files have the most, `heads_kv`, for each layer; a layer with fewer has the first of them. */
 struct gates_shape {
     int layers, heads_kv, d_model;
+    const struct kern_heads *heads; /* [layers], outlives the gates; NULL: all have heads_kv */
 };
 
 struct gates_header {

@@ -88,8 +88,9 @@ struct model {
      * computed; `role` is the first of the product's parts. The last layer computes the products
      * after attention for the wanted rows only, so only these rows are passed; ROLE_O gets all
      * rows. Until the call for ROLE_O returns, scratch.x is the residual stream before the layer,
-     * and scratch.qkv holds the rotated queries and keys and the values; scratch.norm may be
-     * overwritten then. NULL: no callback. */
+     * scratch.qkv holds the rotated queries and, in layers with entries of their own, the keys and
+     * the values, scratch.gates the gates of attention's output, and scratch.mixed the output of a
+     * recurrent state beside attention; scratch.norm may be overwritten then. NULL: no callback. */
     void (*watch)(void *arg, int layer, enum role role, const float *inputs, int rows);
     void *watch_arg;
 };
@@ -174,6 +175,8 @@ static inline int mixed_width(const struct model_config *c, int layer) {
 
 /* Returns how a layer attends. */
 struct kern_attend_options model_attend_options(const struct model *model, int layer);
+/* Returns latent attention of a layer. */
+struct kern_latent model_latent(const struct model *model, int layer);
 
 /* Reads the configuration and, unless the weights are `random`, the table of tensors. The caller
  * closes both, also after a failure. */

@@ -86,11 +86,7 @@ static int load_gates_file(struct model *model, const struct model_options *opti
                            const struct weights *weights, const char *path, enum gates_from from,
                            struct fault *fault) {
     const struct model_config *c = &model->config;
-    const struct gates_shape shape = {c->cache_layers, c->heads_kv, c->d_model};
-    for (int i = 0; i < c->cache_layers && c->heads; i++)
-        if (c->heads[i].kv != c->heads_kv)
-            return fault_set(fault, ERR_UNSUPPORTED, "gates",
-                             "layers with different numbers of KV heads have no gates");
+    const struct gates_shape shape = {c->cache_layers, c->heads_kv, c->d_model, c->heads};
     struct gates gates;
     char *data = NULL;
     size_t size = 0;

@@ -65,65 +65,93 @@ static void keep_inputs(struct worth *w, int layer, int rows) {
 }
 
 static int before_layer(struct worth *w, int layer, const float *inputs, int rows) {
+    const struct model_layer_config *its = &w->model->config.per_layer[layer];
+    if (its->reads) return 0; /* gates read the inputs of the layer that has the entries */
     int rc = download_rows(w, w->rows, inputs, rows);
-    if (!rc) keep_inputs(w, w->model->config.per_layer[layer].index, rows);
+    if (!rc) keep_inputs(w, its->index, rows);
     return rc;
+}
+
+/* Computes a second time what a product adds to the residual stream, and leaves it in `added`. */
+static int compute_branch(struct worth *w, const float *in, const struct kern_weight *weight,
+                          const float *bias, const float *post_norm, int rows) {
+    const struct model_config *c = &w->model->config;
+    const struct kern_ops *ops = w->kern->ops;
+    ops->matmul(w->kern, w->branch, in, weight, bias, rows, KERN_SET);
+    if (post_norm)
+        ops->rms_norm(w->kern, w->normed, w->branch, post_norm, rows, c->d_model, c->post_eps);
+    return download_rows(w, w->added, post_norm ? w->normed : w->branch, rows);
 }
 
 /* The norm after attention changes the size of what attention adds. */
-static int scale_by_norm(struct worth *w, const struct layer *layer, int rows) {
-    const struct model_config *c = &w->model->config;
-    struct kern *kern = w->kern;
+static int scale_by_norm(struct worth *w, int rows) {
     int rc = download_rows(w, w->rows, w->branch, rows);
     if (rc) return rc;
     scale_factors(w, rows, true);
-    kern->ops->rms_norm(kern, w->normed, w->branch, layer->attn_post_norm, rows, c->d_model,
-                        c->post_eps);
-    rc = download_rows(w, w->rows, w->normed, rows);
-    if (!rc) scale_factors(w, rows, false);
-    return rc;
+    memcpy(w->rows, w->added, (size_t)rows * (size_t)w->model->config.d_model * sizeof *w->rows);
+    scale_factors(w, rows, false);
+    return 0;
 }
 
-/* Computes a second time what attention adds to the residual stream. */
+static void worth_add_branch(struct worth *w, int rows) {
+    const size_t numbers = (size_t)rows * (size_t)w->model->config.d_model;
+    for (size_t i = 0; i < numbers; i++) w->rows[i] += w->added[i];
+}
+
+/* The stream behind attention is also behind a recurrent state beside it. */
 static int compute_factors(struct worth *w, int index, const float *heads, int rows) {
     const struct layer *layer = &w->model->layers[index];
-    const size_t numbers = (size_t)rows * (size_t)w->model->config.d_model;
-    const bool norm = layer->attn_post_norm;
-    int rc = 0;
+    const struct scratch *s = &w->model->scratch;
+    const float *norm = layer->attn_post_norm;
     for (int r = 0; r < rows; r++) w->factors[r] = 1;
-    w->kern->ops->matmul(w->kern, w->branch, heads, layer->o, layer->o_bias, rows, KERN_SET);
-    if (norm) rc = scale_by_norm(w, layer, rows);
-    if (!rc) rc = download_rows(w, w->added, norm ? w->normed : w->branch, rows);
-    if (!rc) rc = download_rows(w, w->rows, w->model->scratch.x, rows);
+    int rc = compute_branch(w, heads, layer->o, layer->o_bias, norm, rows);
+    if (!rc && norm) rc = scale_by_norm(w, rows);
+    if (!rc) rc = download_rows(w, w->rows, s->x, rows);
     if (rc) return rc;
-    for (size_t i = 0; i < numbers; i++) w->rows[i] += w->added[i];
+    worth_add_branch(w, rows);
+    if (layer->state_out) {
+        rc = compute_branch(w, s->mixed, layer->state_out, NULL, norm, rows);
+        if (rc) return rc;
+        worth_add_branch(w, rows);
+    }
     scale_factors(w, rows, true);
     return 0;
+}
+
+/* Adds what was measured in a layer to what its entries are worth; layers that read them come after
+ * the one that has them. */
+static void add_worths(struct worth *w, const struct model_layer_config *its, int rows) {
+    struct worth_text *text = w->text;
+    const size_t entries = (size_t)text->entries, each = (size_t)its->heads_kv * entries;
+    const size_t first = (size_t)worth_text_stream(text, its->index) * entries;
+    const size_t window_worths = (size_t)worth_text_stream(text, text->layers) * entries;
+    for (int i = 0; i < rows / WORTH_WINDOW; i++) {
+        const int window = w->batch->spans->pos / WORTH_WINDOW + i;
+        const float *from = w->out + (size_t)i * each;
+        float *to = text->worths + (size_t)window * window_worths + first;
+        for (size_t k = 0; k < each; k++) to[k] = its->reads ? to[k] + from[k] : from[k];
+    }
 }
 
 static int after_attention(struct worth *w, int layer, const float *heads, int rows) {
     const struct layer *parts = &w->model->layers[layer];
-    struct worth_text *text = w->text;
+    const struct model_layer_config *its = &w->model->config.per_layer[layer];
+    const struct kern_latent latent = model_latent(w->model, layer);
     const struct kern_worth what = {.o = parts->o,
-                                    .entries = text->at,
-                                    .count = text->entries,
+                                    .latent = latent.rank ? &latent : NULL,
+                                    .gates = parts->attn_gate ? w->model->scratch.gates : NULL,
+                                    .entries = w->text->at,
+                                    .count = w->text->entries,
                                     .window = WORTH_WINDOW,
                                     .factors = w->factors,
                                     .out = w->out};
     const struct kern_attend_options attend = model_attend_options(w->model, layer);
-    const int stored = w->model->config.per_layer[layer].index;
     int rc = compute_factors(w, layer, heads, rows);
     if (!rc)
-        rc = w->kern->ops->worth(w->kern, stored, &what, heads, w->model->scratch.qkv, w->batch,
+        rc = w->kern->ops->worth(w->kern, its->index, &what, heads, w->model->scratch.qkv, w->batch,
                                  &attend);
-    if (rc) return rc;
-    const size_t each = (size_t)text->heads * (size_t)text->entries;
-    for (int i = 0; i < rows / WORTH_WINDOW; i++) {
-        const int window = w->batch->spans->pos / WORTH_WINDOW + i;
-        float *to = text->worths + ((size_t)window * (size_t)text->layers + (size_t)stored) * each;
-        memcpy(to, w->out + (size_t)i * each, each * sizeof *to);
-    }
-    return 0;
+    if (!rc) add_worths(w, its, rows);
+    return rc;
 }
 
 static void watch_layer(void *arg, int layer, enum role role, const float *inputs, int rows) {
@@ -135,6 +163,27 @@ static void watch_layer(void *arg, int layer, enum role role, const float *input
 
 /* ---- One text ---- */
 
+int worth_text_stream(const struct worth_text *text, int layer) {
+    int stream = 0;
+    if (!text->layer_heads) return layer * text->heads;
+    for (int l = 0; l < layer; l++) stream += text->layer_heads[l];
+    return stream;
+}
+
+int worth_layer_heads(const struct model_config *config, int32_t **out) {
+    bool differ = false;
+    for (int l = 0; l < config->cache_layers && config->heads; l++)
+        differ |= config->heads[l].kv != config->heads_kv;
+    if (differ) {
+        int32_t *heads = mem_try_alloc((size_t)config->cache_layers, sizeof *heads);
+        if (!heads) return ERR_NOMEM;
+        for (int l = 0; l < config->cache_layers; l++) heads[l] = config->heads[l].kv;
+        *out = heads;
+    } else
+        *out = NULL;
+    return 0;
+}
+
 size_t worth_text_bytes(const struct model_config *config, int tokens, int entries) {
     const size_t streams = (size_t)config->cache_layers * (size_t)config->heads_kv;
     const size_t x = (size_t)config->cache_layers * (size_t)config->d_model * sizeof(uint16_t);
@@ -143,6 +192,7 @@ size_t worth_text_bytes(const struct model_config *config, int tokens, int entri
 }
 
 void worth_text_close(struct worth_text *text) {
+    mem_free(text->layer_heads);
     mem_free(text->at);
     mem_free(text->x);
     mem_free(text->worths);
@@ -158,11 +208,14 @@ static int worth_open_text(const struct worth *w, int tokens, struct worth_text 
                                 .tokens = tokens,
                                 .windows = tokens / WORTH_WINDOW,
                                 .entries = entries};
-    const size_t numbers = (size_t)c->cache_layers * (size_t)entries;
+    int rc = worth_layer_heads(c, &text->layer_heads);
+    if (rc) return rc;
+    const size_t streams = (size_t)worth_text_stream(text, text->layers);
     text->at = mem_try_alloc((size_t)entries, sizeof *text->at);
-    text->x = mem_try_alloc(numbers * (size_t)c->d_model, sizeof *text->x);
+    text->x = mem_try_alloc((size_t)c->cache_layers * (size_t)entries,
+                            (size_t)c->d_model * sizeof *text->x);
     text->worths =
-        mem_try_alloc(numbers * (size_t)c->heads_kv * (size_t)text->windows, sizeof *text->worths);
+        mem_try_alloc(streams * (size_t)entries, (size_t)text->windows * sizeof *text->worths);
     return text->at && text->x && text->worths ? 0 : ERR_NOMEM;
 }
 
@@ -240,30 +293,12 @@ static int worth_open_arrays(struct worth *w, struct fault *fault) {
     return fault_set(fault, ERR_NOMEM, "", "no memory for activations of %d tokens", WORTH_ROWS);
 }
 
-static bool mixes_twice(const struct model_config *c) {
-    for (int i = 0; i < c->layers; i++)
-        if (c->per_layer[i].attends_too) return true;
-    return false;
-}
-
 int worth_open(struct kern *kern, struct model *model, const struct worth_options *options,
                struct worth **out, struct fault *fault) {
     CHECK(options->tokens > 0 && options->entries > 0 && model->rows_max >= WORTH_ROWS);
-    if (model->config.attn_gate || model->config.layer_scales)
-        return fault_set(fault, ERR_UNSUPPORTED, "model",
-                         "gates cannot be fitted to models that gate attention's output, or scale "
-                         "what layers hand on");
-    if (model->config.latent.rank)
-        return fault_set(fault, ERR_UNSUPPORTED, "model",
-                         "gates cannot be fitted to models with latent attention");
-    if (mixes_twice(&model->config))
-        return fault_set(fault, ERR_UNSUPPORTED, "model",
-                         "gates cannot be fitted to models whose layers have a recurrent state "
-                         "beside attention");
     if (!kern->ops->worth)
         return fault_set(fault, ERR_UNSUPPORTED, "device",
-                         "the %s backend does not measure what entries are worth; use device cpu "
-                         "and one rank",
+                         "the %s backend does not measure what entries are worth; use device cpu",
                          kern->ops->name);
     struct worth *w = mem_must_alloc(1, sizeof *w);
     w->kern = kern;

@@ -4,7 +4,9 @@
  * Relative to the stream behind attention: before the first layer it has the embeddings alone,
  * which can be so small that all entries outside this layer appear to be worth nothing. A layer
  * with a norm after attention (Gemma) divides the change by the norm of that norm's input and
- * multiplies it by that of its output; to first order this is what the norm does.
+ * multiplies it by that of its output; to first order this is what the norm does. Where layers read
+ * the entries of another layer, an entry is worth the sum of what it is worth to each of them,
+ * because it goes for all at once.
  *
  * The measurement watches the layer loop (struct model, watch), so it works for every family,
  * format of weights and format of the cache. Memory beside the model: the cache of one text, the
@@ -23,14 +25,20 @@
 /* The measurement of one text. A window c > 0 is that of the queries [64 c, 64 (c + 1)), to which
  * all entries before it were measured; window 0 has none. Owned by the caller: worth_text_close. */
 struct worth_text {
-    int layers, heads, d_model; /* the model's; heads: KV heads */
+    int layers, heads, d_model; /* the model's; layers with entries of their own, KV heads */
+    int32_t *layer_heads;       /* [layers] KV heads of each, at most `heads`; NULL: equally many */
     int tokens;                 /* the text's, whole windows */
     int windows;
     int entries;   /* measured, of every stream: the same positions */
     int32_t *at;   /* [entries] positions, ascending */
     uint16_t *x;   /* [layers][entries][d_model] bf16: what a gate reads */
-    float *worths; /* [windows][layers][heads][entries] */
+    float *worths; /* [windows][streams][entries]; the streams of a layer are its KV heads */
 };
+/* The first stream of a layer; of layer `layers`, which is none, the number of all streams. */
+int worth_text_stream(const struct worth_text *text, int layer);
+/* The KV heads of the layers of a text, for layer_heads, owned by the caller; NULL: equally many.
+ * `out` unchanged: ERR_NOMEM. */
+int worth_layer_heads(const struct model_config *config, int32_t **out);
 void worth_text_close(struct worth_text *text);
 /* Bytes of a text's result. */
 size_t worth_text_bytes(const struct model_config *config, int tokens, int entries);

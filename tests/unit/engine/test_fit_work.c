@@ -83,6 +83,28 @@ static struct fit_work open_work(void) {
     return work;
 }
 
+/* Layers with different numbers of KV heads. */
+Test(fit_work, the_heads_of_each_layer_are_those_of_the_model) {
+    int32_t heads[LAYERS] = {HEADS, 1};
+    struct worth_text text = sample(1), taken, differ = most;
+    uint8_t key[SHA256_BYTES];
+    struct fit_work work = open_work();
+    const size_t worths = 2 * (HEADS + 1) * ENTRIES;
+    key_of(1, key);
+    differ.layer_heads = heads;
+    text.layer_heads = heads;
+    cr_assert(fit_work_keep(&work, key, &text));
+    text.layer_heads = NULL;
+    fit_work_again(&work);
+    cr_assert(fit_work_take(&work, key, &differ, &taken));
+    cr_assert_arr_eq(taken.layer_heads, heads, sizeof heads);
+    cr_assert_eq(worth_text_stream(&taken, LAYERS), HEADS + 1);
+    cr_assert_arr_eq(taken.worths, text.worths, worths * sizeof *text.worths);
+    worth_text_close(&taken);
+    worth_text_close(&text);
+    fit_work_close(&work, true);
+}
+
 static void write_three(void) {
     struct fit_work work = open_work();
     cr_assert_not(take(&work, 1));

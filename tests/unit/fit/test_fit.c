@@ -281,6 +281,61 @@ Test(fit, finds_what_lasts) {
     for (int i = 0; i < TEXTS; i++) worth_text_close(&texts[i]);
 }
 
+/* Takes the last head from the last layer. */
+static void take_head(struct worth_text *text) {
+    const size_t had = LAYERS * HEADS * 128, left = had - 128;
+    text->layer_heads = mem_must_alloc(LAYERS, sizeof *text->layer_heads);
+    for (int l = 0; l < LAYERS; l++) text->layer_heads[l] = l < LAYERS - 1 ? HEADS : HEADS - 1;
+    for (size_t c = 0; c < (size_t)text->windows; c++)
+        memmove(text->worths + c * left, text->worths + c * had, left * sizeof *text->worths);
+}
+
+/* The part that evictions of a text lose if the newest entries stay. */
+static double lost_with_newest(const struct worth_text *text) {
+    static const double parts[] = {1.0 / 4, 1.0 / 8, 1.0 / 16};
+    const int streams = worth_text_stream(text, LAYERS);
+    float *rates = mem_must_alloc((size_t)streams * 128, sizeof *rates), ages[128];
+    double sum = 0;
+    for (int p = 0; p < 3; p++) {
+        double lost = 0, all = 0;
+        for (int c = 1; c < text->windows; c++) {
+            const struct fit_eviction e = {streams,
+                                           128,
+                                           text->at,
+                                           text->worths + (size_t)(c * streams * 128),
+                                           rates,
+                                           c * WORTH_WINDOW,
+                                           parts[p] * TOKENS};
+            if (c * WORTH_WINDOW <= e.budget) continue;
+            all += fit_rank_worth(&e);
+            lost += fit_rank_loss(&e, ages, NULL);
+        }
+        sum += lost / all;
+    }
+    mem_free(rates);
+    return sum / 3;
+}
+
+/* Only heads that are there compete. */
+Test(fit, layers_with_fewer_heads) {
+    struct worth_text texts[TEXTS];
+    struct fit_net net, other;
+    struct fit_result result;
+    for (int i = 0; i < TEXTS; i++) {
+        make_text(&texts[i], (uint64_t)i + 1);
+        take_head(&texts[i]);
+    }
+    cr_assert_eq(worth_text_stream(&texts[0], LAYERS), LAYERS * HEADS - 1);
+    fit_texts(texts, 1, 120, &net, &result);
+    cr_assert_float_eq(result.before, lost_with_newest(&texts[0]), 1e-9);
+    cr_assert(result.lost < 0.7 * result.before, "%g, before %g", result.lost, result.before);
+    fit_texts(texts, 3, 120, &other, &result);
+    cr_assert_eq(memcmp(net.values, other.values, LAYERS * net.each * sizeof(float)), 0);
+    fit_net_close(&net);
+    fit_net_close(&other);
+    for (int i = 0; i < TEXTS; i++) worth_text_close(&texts[i]);
+}
+
 static bool stop_at_30(void *arg, int step, int steps, double lost) {
     *(int *)arg = step;
     cr_assert(steps == FIT_STEPS && (step < FIT_EVERY + 1 || isfinite(lost)));

@@ -117,6 +117,28 @@ static int parse(const struct variant *v, const struct gates_shape *model, struc
     return gates_parse(file->data, file->size, model, gates, fault);
 }
 
+/* Files have rows for as many heads as the most of a layer. */
+Test(gates, layers_with_fewer_heads_have_the_first) {
+    static const struct kern_heads heads[] = {{2, 8}, {1, 16}};
+    const struct gates_shape differ = {2, 2, 4, heads};
+    struct variant own = code_tying;
+    struct gates gates;
+    struct fault fault;
+    struct buf file;
+    struct kern_gate_spec spec;
+    own.row[2] = 1;
+    own.row[3] = 0;
+    cr_assert_eq(parse(&own, &differ, &gates, &file, &fault), 0, "%s", fault.text);
+    cr_assert_eq(gates_layer(&gates, 0, &spec, &fault), 0);
+    cr_assert(spec.heads_kv == 2 && spec.row_count == 2);
+    cr_assert_eq(gates_layer(&gates, 1, &spec, &fault), 0);
+    cr_assert(spec.heads_kv == 1 && spec.row_count == 1 && spec.row[0] == 0);
+    cr_assert_eq(spec.last[0], 5 + 3 / 64.0f);
+    cr_assert_eq(spec.bias[0], 6 + 1 / 64.0f);
+    gates_close(&gates);
+    buf_close(&file);
+}
+
 Test(gates, code_tying_shares_rows_over_layers) {
     struct gates gates;
     struct fault fault;
@@ -241,9 +263,9 @@ static void refuse(const struct variant *v, const struct gates_shape *model, int
 }
 
 Test(gates, another_models_gates_are_refused_by_tensor) {
-    refuse(&code_tying, &(struct gates_shape){3, 2, 4}, ERR_INVALID, "w1");
-    refuse(&code_tying, &(struct gates_shape){2, 2, 5}, ERR_INVALID, "w1");
-    refuse(&code_tying, &(struct gates_shape){2, 3, 4}, ERR_INVALID, "row");
+    refuse(&code_tying, &(struct gates_shape){3, 2, 4, NULL}, ERR_INVALID, "w1");
+    refuse(&code_tying, &(struct gates_shape){2, 2, 5, NULL}, ERR_INVALID, "w1");
+    refuse(&code_tying, &(struct gates_shape){2, 3, 4, NULL}, ERR_INVALID, "row");
     struct variant v = code_tying;
     v.metadata = "{\"version\":1,\"type\":\"rg\",\"width\":3,\"layers\":4,\"heads\":2}";
     refuse(&v, &shape, ERR_INVALID, "keepd.layers");

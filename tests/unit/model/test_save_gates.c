@@ -47,7 +47,7 @@ static int save(const char *to, const struct save_gates *gates, struct fault *fa
 
 Test(save_gates, are_read_back) {
     char dir[] = "/tmp/keepd-test-XXXXXX", path[64], *data;
-    const struct gates_shape shape = {LAYERS, HEADS, D_MODEL};
+    const struct gates_shape shape = {LAYERS, HEADS, D_MODEL, NULL};
     const struct save_gates given = sample();
     struct fault fault = {0};
     struct gates gates;

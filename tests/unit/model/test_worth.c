@@ -1,6 +1,7 @@
 /* Measured worths of entries (model/worth.h) against its definition in double: the change of the
- * residual stream when one entry is left out of a head's attention, from the queries, keys, values
- * and residuals that the layer loop computed. */
+ * residual stream when one entry is left out of the softmax of a head and everything behind it is
+ * computed again, from the queries, keys, values, gates and residuals that the layer loop
+ * computed. */
 #include <criterion/criterion.h>
 #include <dirent.h>
 #include <math.h>
@@ -25,8 +26,7 @@ struct opened {
     struct worth *worth;
 };
 
-/* False: the model gates attention's output, which is refused. */
-static bool open_model(struct opened *o, const char *name, const char *path, int threads,
+static void open_model(struct opened *o, const char *name, const char *path, int threads,
                        enum quantization quantization, enum kern_dtype kv_type) {
     char dir[512];
     struct fault fault = {0};
@@ -42,12 +42,7 @@ static bool open_model(struct opened *o, const char *name, const char *path, int
     o->worth = NULL;
     cr_assert_eq(cpu_open(&cpu, &o->kern, &fault), 0, "%s", fault.text);
     cr_assert_eq(model_open(o->kern, &model, &o->model, &fault), 0, "%s", fault.text);
-    const int rc = worth_open(o->kern, o->model, &options, &o->worth, &fault);
-    const struct model_config *config = model_config(o->model);
-    bool refused = config->attn_gate || config->layer_scales || config->latent.rank;
-    for (int l = 0; l < config->layers; l++) refused |= config->per_layer[l].attends_too;
-    cr_assert_eq(rc, refused ? ERR_UNSUPPORTED : 0, "%s", fault.text);
-    return !refused;
+    cr_assert_eq(worth_open(o->kern, o->model, &options, &o->worth, &fault), 0, "%s", fault.text);
 }
 
 static void close_model(struct opened *o) {
@@ -74,36 +69,58 @@ static void measure(struct opened *o, struct worth_text *text) {
 
 /* ---- The definition ---- */
 
-/* Arrays that the layer loop computed for a text. */
+/* Arrays that the layer loop computed for a text, [layers][TOKENS][width]. */
 struct seen {
     struct model *model;
-    int pos;           /* the step's first */
-    float *x, *normed; /* [layers][TOKENS][d_model] */
-    float *qkv;        /* [layers][TOKENS][qkv_width] */
+    int pos; /* the step's first */
+    float **x, **normed, **qkv, **gates, **mixed;
 };
+
+static void keep_rows(const struct seen *s, float *to, const float *from, int width, int rows) {
+    memcpy(to + (size_t)s->pos * (size_t)width, from, (size_t)(rows * width) * sizeof *from);
+}
 
 static void keep(void *arg, int layer, enum role role, const float *inputs, int rows) {
     struct seen *s = arg;
-    const struct model_config *c = &s->model->config;
-    const size_t at = (size_t)(layer * TOKENS + s->pos), d = (size_t)c->d_model;
-    const size_t width = (size_t)qkv_width(c, 0);
+    struct model *m = s->model;
+    const struct model_config *c = &m->config;
+    const struct layer *parts = &m->layers[layer];
     if (role == ROLE_Q) {
-        memcpy(s->x + at * d, s->model->scratch.x, (size_t)rows * d * sizeof(float));
-        memcpy(s->normed + at * d, inputs, (size_t)rows * d * sizeof(float));
+        keep_rows(s, s->x[layer], m->scratch.x, c->d_model, rows);
+        keep_rows(s, s->normed[layer], inputs, c->d_model, rows);
     }
-    if (role == ROLE_O)
-        memcpy(s->qkv + at * width, s->model->scratch.qkv, (size_t)rows * width * sizeof(float));
+    if (role != ROLE_O) return;
+    keep_rows(s, s->qkv[layer], m->scratch.qkv, attend_width(c, layer), rows);
+    if (parts->attn_gate) keep_rows(s, s->gates[layer], m->scratch.gates, q_width(c, layer), rows);
+    if (parts->state_out)
+        m->kern->ops->matmul(m->kern, s->mixed[layer] + (size_t)s->pos * (size_t)c->d_model,
+                             m->scratch.mixed, parts->state_out, NULL, rows, KERN_SET);
+}
+
+static float **open_rows(const struct model_config *c,
+                         int width(const struct model_config *, int)) {
+    float **rows = mem_must_alloc((size_t)c->layers, sizeof *rows);
+    for (int l = 0; l < c->layers; l++)
+        rows[l] = mem_must_alloc((size_t)TOKENS * (size_t)(width ? width(c, l) : c->d_model) + 1,
+                                 sizeof **rows);
+    return rows;
+}
+
+static void close_rows(const struct model_config *c, float **rows) {
+    for (int l = 0; l < c->layers; l++) mem_free(rows[l]);
+    mem_free(rows);
 }
 
 static void watch_text(struct seen *s, struct model *model) {
     const struct model_config *c = &model->config;
-    const size_t rows = (size_t)c->layers * TOKENS;
     int32_t tokens[TOKENS];
     const float *logits;
     *s = (struct seen){.model = model,
-                       .x = mem_must_alloc(rows * (size_t)c->d_model, sizeof(float)),
-                       .normed = mem_must_alloc(rows * (size_t)c->d_model, sizeof(float)),
-                       .qkv = mem_must_alloc(rows * (size_t)qkv_width(c, 0), sizeof(float))};
+                       .x = open_rows(c, NULL),
+                       .normed = open_rows(c, NULL),
+                       .qkv = open_rows(c, attend_width),
+                       .gates = open_rows(c, q_width),
+                       .mixed = open_rows(c, NULL)};
     draw_tokens(tokens, TOKENS);
     model->watch = keep;
     model->watch_arg = s;
@@ -118,132 +135,201 @@ static void watch_text(struct seen *s, struct model *model) {
 }
 
 static void forget(struct seen *s) {
-    mem_free(s->x);
-    mem_free(s->normed);
-    mem_free(s->qkv);
+    float **const all[] = {s->x, s->normed, s->qkv, s->gates, s->mixed};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) close_rows(&s->model->config, all[i]);
 }
 
-/* One query head of a layer: attention [TOKENS][TOKENS] and outputs [TOKENS][D]. */
+/* The columns of a matrix, by its products with unit vectors: [rows][cols]. */
+static double *whole_matrix(const struct seen *s, const struct kern_weight *w) {
+    const size_t rows = (size_t)w->rows, cols = (size_t)w->cols;
+    float *units = mem_must_alloc(cols * cols, sizeof *units);
+    float *products = mem_must_alloc(cols * rows, sizeof *products);
+    double *out = mem_must_alloc(rows * cols, sizeof *out);
+    for (size_t i = 0; i < cols; i++) units[i * cols + i] = 1;
+    s->model->kern->ops->matmul(s->model->kern, products, units, w, NULL, (int)cols, KERN_SET);
+    for (size_t r = 0; r < rows; r++)
+        for (size_t i = 0; i < cols; i++) out[r * cols + i] = (double)products[i * rows + r];
+    mem_free(units);
+    mem_free(products);
+    return out;
+}
+
+/* One query head of a layer. */
 struct attended {
-    double *a, *o;
+    int head, dim;          /* dim: numbers of a value */
+    double *e, *sum;        /* [TOKENS][TOKENS] exponentials, [TOKENS] their sums */
+    double *values, *means; /* [TOKENS][dim] */
 };
 
-static const float *head_at(const struct seen *s, int layer, int t, int head) {
-    const struct model_config *c = &s->model->config;
-    return s->qkv + (size_t)(layer * TOKENS + t) * (size_t)qkv_width(c, 0) +
-           (size_t)head * (size_t)c->head_dim;
+/* The layer whose entries a layer attends to. */
+static int layer_read_by(const struct model_config *c, int layer) {
+    int l = 0;
+    while (c->per_layer[l].index != c->per_layer[layer].index || c->per_layer[l].reads) l++;
+    return l;
 }
 
-static void attend(const struct seen *s, int layer, int head, struct attended *out) {
+static int values_of(const struct model_config *c, int layer) {
+    return c->latent.rank ? c->latent.dim_v : c->per_layer[layer].head_dim;
+}
+
+static const float *query_at(const struct seen *s, int layer, int t, int head) {
     const struct model_config *c = &s->model->config;
-    const struct layer *parts = &s->model->layers[layer];
-    const int d = c->head_dim, kv = head / (c->heads_q / c->heads_kv);
-    const int window = c->per_layer[layer].sliding_window;
+    return s->qkv[layer] + t * attend_width(c, layer) + head * c->per_layer[layer].head_dim;
+}
+
+static const float *key_at(const struct seen *s, int layer, int t, int head) {
+    const struct model_config *c = &s->model->config;
+    const int heads_kv = c->per_layer[layer].heads_kv;
+    return query_at(s, layer_read_by(c, layer), t, c->heads_q + head / (c->heads_q / heads_kv));
+}
+
+static void find_values(const struct seen *s, int layer, struct attended *at) {
+    const struct model_config *c = &s->model->config;
+    const struct kern_weight *up = c->latent.rank ? s->model->layers[layer].up_v[at->head] : NULL;
+    double *w = up ? whole_matrix(s, up) : NULL;
     for (int t = 0; t < TOKENS; t++) {
-        double *a = out->a + (size_t)t * TOKENS, *o = out->o + (size_t)(t * d);
-        double sum = parts->sinks ? exp((double)parts->sinks[head]) : 0;
-        memset(a, 0, TOKENS * sizeof *a);
-        memset(o, 0, (size_t)d * sizeof *o);
+        const float *key = key_at(s, layer, t, at->head);
+        const float *value = key + kv_width(c, layer);
+        for (int d = 0; d < at->dim; d++) {
+            double *to = &at->values[t * at->dim + d];
+            *to = up ? 0 : (double)value[d];
+            for (int j = 0; j < c->latent.rank; j++)
+                *to += w[d * c->latent.rank + j] * (double)key[j];
+        }
+    }
+    mem_free(w);
+}
+
+static void attend(const struct seen *s, int layer, struct attended *at) {
+    const struct model_config *c = &s->model->config;
+    const struct model_layer_config *its = &c->per_layer[layer];
+    const float *sinks = s->model->layers[layer].sinks;
+    find_values(s, layer, at);
+    memset(at->means, 0, (size_t)(TOKENS * at->dim) * sizeof *at->means);
+    for (int t = 0; t < TOKENS; t++) {
+        double *e = at->e + (size_t)t * TOKENS, *mean = at->means + (size_t)(t * at->dim);
+        const float *q = query_at(s, layer, t, at->head);
+        at->sum[t] = sinks ? exp((double)sinks[at->head]) : 0;
         for (int i = 0; i <= t; i++) {
-            const float *q = head_at(s, layer, t, head), *k = head_at(s, layer, i, c->heads_q + kv);
+            const float *k = key_at(s, layer, i, at->head);
             double z = 0;
-            for (int j = 0; j < d; j++) z += (double)q[j] * (double)k[j];
+            for (int j = 0; j < its->head_dim; j++) z += (double)q[j] * (double)k[j];
             z *= (double)c->attend_scale;
             if (c->attend_cap > 0) z = (double)c->attend_cap * tanh(z / (double)c->attend_cap);
-            a[i] = window && i <= t - window ? 0 : exp(z);
-            sum += a[i];
+            e[i] = its->sliding_window && i <= t - its->sliding_window ? 0 : exp(z);
+            at->sum[t] += e[i];
+            for (int d = 0; d < at->dim; d++) mean[d] += e[i] * at->values[i * at->dim + d];
         }
-        for (int i = 0; i <= t; i++) {
-            const float *v = head_at(s, layer, i, c->heads_q + c->heads_kv + kv);
-            a[i] /= sum;
-            for (int j = 0; j < d; j++) o[j] += a[i] * (double)v[j];
-        }
+        for (int d = 0; d < at->dim; d++) mean[d] /= at->sum[t];
     }
 }
 
-/* The output projection's row `row`, as it is served. */
-static void projection(const struct seen *s, int layer, double *out) {
-    const struct kern_weight *o = s->model->layers[layer].o;
-    float *row = mem_must_alloc((size_t)o->cols, sizeof *row);
-    for (int64_t r = 0; r < o->rows; r++) {
-        cpu_weight_row(o, r, row);
-        for (int64_t i = 0; i < o->cols; i++) out[r * o->cols + i] = (double)row[i];
-    }
-    mem_free(row);
+static double gate_at(const struct seen *s, int layer, int t, int head, int d) {
+    const struct model_config *c = &s->model->config;
+    if (!s->model->layers[layer].attn_gate) return 1;
+    const int at = t * q_width(c, layer) + head * c->per_layer[layer].head_dim + d;
+    return 1 / (1 + exp(-(double)s->gates[layer][at]));
 }
 
-/* Squared norms of the change of what head `head` adds, for all measured entries and queries. */
-static void add_changes(const struct seen *s, const struct worth_text *text, int layer, int head,
+/* The squared norm of the change of what the head adds at t, without entry i. */
+static double change_without(const struct seen *s, int layer, const struct attended *at,
+                             const double *w, int t, int i) {
+    const struct model_config *c = &s->model->config;
+    const double e = at->e[(size_t)t * TOKENS + (size_t)i], sum = at->sum[t];
+    const int width = c->heads_q * at->dim;
+    const double least = fmin(1, (1 - e / sum) / 0.01); /* KERN_WORTH_REST */
+    double moved[64], change = 0;
+    if (e == 0) return 0;
+    for (int d = 0; d < at->dim; d++) {
+        const double mean = at->means[t * at->dim + d], value = at->values[i * at->dim + d];
+        const double without = (mean * sum - e * value) / (sum - e);
+        moved[d] = gate_at(s, layer, t, at->head, d) * (without - mean) * least;
+    }
+    for (int r = 0; r < c->d_model; r++) {
+        double number = 0;
+        for (int d = 0; d < at->dim; d++)
+            number += w[r * width + at->head * at->dim + d] * moved[d];
+        change += number * number;
+    }
+    return change;
+}
+
+static void add_changes(const struct seen *s, const struct worth_text *text, int layer,
                         const struct attended *at, const double *w, const double *factors,
                         double *worths) {
     const struct model_config *c = &s->model->config;
-    const int d = c->head_dim, kv = head / (c->heads_q / c->heads_kv);
-    for (int i = 0; i < text->entries; i++) {
-        const float *v = head_at(s, layer, text->at[i], c->heads_q + c->heads_kv + kv);
-        for (int t = (text->at[i] / WORTH_WINDOW + 1) * WORTH_WINDOW; t < TOKENS; t++) {
-            const double a = at->a[(size_t)t * TOKENS + (size_t)text->at[i]];
-            const double rest = fmax(1 - a, 0.01);
-            const double *o = at->o + (size_t)(t * d);
-            double change = 0;
-            for (int r = 0; r < c->d_model && a > 0; r++) {
-                double moved = 0;
-                for (int j = 0; j < d; j++)
-                    moved += w[r * q_width(c, 0) + head * d + j] * a / rest * (o[j] - (double)v[j]);
-                change += moved * moved;
-            }
-            worths[(t / WORTH_WINDOW * c->heads_kv + kv) * text->entries + i] +=
-                change * factors[t];
-        }
+    const int heads_kv = c->per_layer[layer].heads_kv, kv = at->head / (c->heads_q / heads_kv);
+    for (int i = 0; i < text->entries; i++)
+        for (int t = (text->at[i] / WORTH_WINDOW + 1) * WORTH_WINDOW; t < TOKENS; t++)
+            worths[(t / WORTH_WINDOW * heads_kv + kv) * text->entries + i] +=
+                change_without(s, layer, at, w, t, text->at[i]) * factors[t];
+}
+
+/* The output of attention before its norm: W (g o) + b of all heads. */
+static void find_output(const struct seen *s, int layer, const struct attended *heads,
+                        const double *w, int t, double *y) {
+    const struct model_config *c = &s->model->config;
+    const float *bias = s->model->layers[layer].o_bias;
+    const int dim = heads->dim, width = c->heads_q * dim;
+    for (int r = 0; r < c->d_model; r++) {
+        y[r] = bias ? (double)bias[r] : 0;
+        for (int j = 0; j < width; j++)
+            y[r] += w[r * width + j] * gate_at(s, layer, t, j / dim, j % dim) *
+                    heads[j / dim].means[t * dim + j % dim];
     }
 }
 
-/* 1 / |x + f(y)|^2, y = W o + b; with a norm f after attention times |f(y)|^2 / |y|^2. */
-static void find_factors(const struct seen *s, int layer, const double *outputs, const double *w,
-                         double *factors) {
+/* 1 / |x + f(y) + m|^2, y what attention adds and m what a recurrent state beside it adds; with a
+ * norm f after attention times |f(y)|^2 / |y|^2. */
+static void find_factors(const struct seen *s, int layer, const struct attended *heads,
+                         const double *w, double *factors) {
     const struct model_config *c = &s->model->config;
     const struct layer *parts = &s->model->layers[layer];
-    const int width = q_width(c, 0), d = c->d_model;
-    double *y = mem_must_alloc((size_t)d, sizeof *y);
+    double *y = mem_must_alloc((size_t)c->d_model, sizeof *y);
     for (int t = 0; t < TOKENS; t++) {
-        const float *x = s->x + (size_t)(layer * TOKENS + t) * (size_t)d;
         double branch = 0, normed = 0, after = 0;
-        for (int r = 0; r < d; r++) {
-            y[r] = parts->o_bias ? (double)parts->o_bias[r] : 0;
-            for (int j = 0; j < width; j++)
-                y[r] += w[r * width + j] *
-                        outputs[(size_t)(j / c->head_dim * TOKENS + t) * (size_t)c->head_dim +
-                                (size_t)(j % c->head_dim)];
-            branch += y[r] * y[r];
-        }
-        const double size = sqrt(branch / d + (double)c->rms_eps);
-        for (int r = 0; r < d; r++) {
+        find_output(s, layer, heads, w, t, y);
+        for (int r = 0; r < c->d_model; r++) branch += y[r] * y[r];
+        const double size = sqrt(branch / c->d_model + (double)c->post_eps);
+        for (int r = 0; r < c->d_model; r++) {
+            const int at = t * c->d_model + r;
             if (parts->attn_post_norm) y[r] *= (double)parts->attn_post_norm[r] / size;
             normed += y[r] * y[r];
-            after += ((double)x[r] + y[r]) * ((double)x[r] + y[r]);
+            const double sum = (double)s->x[layer][at] + y[r] +
+                               (parts->state_out ? (double)s->mixed[layer][at] : 0);
+            after += sum * sum;
         }
         factors[t] = (parts->attn_post_norm ? normed / branch : 1) / after;
     }
     mem_free(y);
 }
 
-static void expected_worths(const struct seen *s, const struct worth_text *text, int layer,
-                            double *worths) {
+/* Adds what a layer finds; layers that read the entries of others add to those. */
+static void add_expected(const struct seen *s, const struct worth_text *text, int layer,
+                         double *worths) {
     const struct model_config *c = &s->model->config;
-    const size_t d = (size_t)c->head_dim, heads = (size_t)c->heads_q;
-    double *a = mem_must_alloc(heads * TOKENS * TOKENS, sizeof *a);
-    double *o = mem_must_alloc(heads * TOKENS * d, sizeof *o), factors[TOKENS];
-    double *w = mem_must_alloc((size_t)c->d_model * heads * d, sizeof *w);
-    projection(s, layer, w);
-    for (int h = 0; h < c->heads_q; h++)
-        attend(s, layer, h,
-               &(struct attended){a + (size_t)h * TOKENS * TOKENS, o + (size_t)h * TOKENS * d});
-    find_factors(s, layer, o, w, factors);
-    for (int h = 0; h < c->heads_q; h++)
-        add_changes(s, text, layer, h,
-                    &(struct attended){a + (size_t)h * TOKENS * TOKENS, o + (size_t)h * TOKENS * d},
-                    w, factors, worths);
-    mem_free(a);
-    mem_free(o);
+    const size_t dim = (size_t)values_of(c, layer), heads = (size_t)c->heads_q;
+    double *w = whole_matrix(s, s->model->layers[layer].o), factors[TOKENS];
+    struct attended *at = mem_must_alloc(heads, sizeof *at);
+    cr_assert(dim <= 64);
+    for (size_t h = 0; h < heads; h++) {
+        at[h] = (struct attended){.head = (int)h,
+                                  .dim = (int)dim,
+                                  .e = mem_must_alloc((size_t)TOKENS * TOKENS, sizeof(double)),
+                                  .sum = mem_must_alloc(TOKENS, sizeof(double)),
+                                  .values = mem_must_alloc(TOKENS * dim, sizeof(double)),
+                                  .means = mem_must_alloc(TOKENS * dim, sizeof(double))};
+        attend(s, layer, &at[h]);
+    }
+    find_factors(s, layer, at, w, factors);
+    for (size_t h = 0; h < heads; h++) {
+        add_changes(s, text, layer, &at[h], w, factors, worths);
+        mem_free(at[h].e);
+        mem_free(at[h].sum);
+        mem_free(at[h].values);
+        mem_free(at[h].means);
+    }
+    mem_free(at);
     mem_free(w);
 }
 
@@ -251,21 +337,32 @@ static void expected_worths(const struct seen *s, const struct worth_text *text,
 
 /* Errors relative to the entry's worth, and to the largest of its stream and window. */
 static double compare(const struct worth_text *text, int layer, const double *want, int *count) {
-    const int each = text->heads * text->entries;
+    const int streams = worth_text_stream(text, text->layers), entries = text->entries;
+    const int first = worth_text_stream(text, layer);
+    const int heads = worth_text_stream(text, layer + 1) - first;
     double worst = 0;
-    for (int i = 0; i < text->windows * text->heads; i++) {
-        const int c = i / text->heads, h = i % text->heads;
-        const float *found = text->worths + (c * text->layers + layer) * each + h * text->entries;
-        const double *wanted = want + c * each + h * text->entries;
+    for (int i = 0; i < text->windows * heads; i++) {
+        const float *found = text->worths + (i / heads * streams + first + i % heads) * entries;
+        const double *wanted = want + i * entries;
         double most = 0;
-        for (int k = 0; k < text->entries; k++) most = fmax(most, wanted[k]);
-        for (int k = 0; k < text->entries; k++) {
+        for (int k = 0; k < entries; k++) most = fmax(most, wanted[k]);
+        for (int k = 0; k < entries; k++) {
             const double error = fabs((double)found[k] - wanted[k]);
             worst = fmax(worst, most > 0 ? error / (wanted[k] + most / 100) : error);
             *count += wanted[k] > 0;
         }
     }
     return worst;
+}
+
+/* Gates read the inputs of the layer that has the entries. */
+static void check_inputs(const struct seen *s, const struct worth_text *text, int layer) {
+    const int width = s->model->config.d_model;
+    const int stored = s->model->config.per_layer[layer].index;
+    for (int i = 0; i < text->entries; i++)
+        for (int d = 0; d < width; d++)
+            cr_assert_eq(text->x[(stored * text->entries + i) * width + d],
+                         number_to_bf16(s->normed[layer][text->at[i] * width + d]));
 }
 
 static void check_model(const char *name, const char *path, enum quantization quantization,
@@ -279,19 +376,16 @@ static void check_model(const char *name, const char *path, enum quantization qu
     const struct model_config *c = &o.model->config;
     measure(&o, &text);
     watch_text(&seen, o.model);
-    for (int l = 0; l < c->layers; l++) {
+    for (int stored = 0; stored < c->cache_layers; stored++) {
         double *want = mem_must_alloc((size_t)text.windows * (size_t)(text.heads * text.entries),
                                       sizeof *want);
-        expected_worths(&seen, &text, l, want);
-        worst = fmax(worst, compare(&text, l, want, &count));
-        for (int i = 0; i < text.entries; i++)
-            for (int d = 0; d < c->d_model; d++) {
-                const size_t row = (size_t)(l * TOKENS + text.at[i]);
-                const float x = seen.normed[row * (size_t)c->d_model + (size_t)d];
-                cr_assert_eq(text.x[(l * text.entries + i) * c->d_model + d], number_to_bf16(x));
-            }
+        for (int l = 0; l < c->layers; l++)
+            if (c->per_layer[l].index == stored) add_expected(&seen, &text, l, want);
+        worst = fmax(worst, compare(&text, stored, want, &count));
         mem_free(want);
     }
+    for (int l = 0; l < c->layers; l++)
+        if (holds_entries(&c->per_layer[l])) check_inputs(&seen, &text, l);
     printf("worth %-8s %-9s: %d above 0, worst %.1e\n", name, path, count, worst);
     cr_assert(count > 100, "%s: %d worths above 0", name, count);
     cr_assert(worst < bar, "%s on %s: %g", name, path, worst);
@@ -308,6 +402,35 @@ Test(worth, families) {
         check_model(names[i], "reference", QUANTIZE_NONE, KERN_F32, 2e-5);
 }
 
+/* Latent attention, with and without a product in front of queries, and with scaled queries. */
+Test(worth, latent_attention) {
+    static const char *const names[] = {"deepseekv2", "deepseekv2lite", "glm4moelite", "mistral4"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        check_model(names[i], "reference", QUANTIZE_NONE, KERN_F32, 2e-5);
+}
+
+/* Gates on attention's output, beside windows and beside gated delta rules. */
+Test(worth, gated_outputs) {
+    static const char *const names[] = {"museglimmer", "qwen3next", "qwen35"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        check_model(names[i], "reference", QUANTIZE_NONE, KERN_F32, 2e-5);
+}
+
+/* Layers that read the entries of others; heads of two sizes, more or fewer of them, and values
+ * that are the keys. */
+Test(worth, layers_that_differ) {
+    check_model("gemma4", "reference", QUANTIZE_NONE, KERN_F32, 2e-5);
+    check_model("gemma4dense", "reference", QUANTIZE_NONE, KERN_F32, 2e-5);
+}
+
+/* A recurrent state beside attention in every layer, with factors on products; in others, layers
+ * with attention alone between them. */
+Test(worth, recurrent_states) {
+    static const char *const names[] = {"falconh1", "falconh1norm", "nemotronh", "granitehybrid"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        check_model(names[i], "reference", QUANTIZE_NONE, KERN_F32, 2e-5);
+}
+
 /* All families, those that are not compared above, too. */
 Test(worth, every_family_is_measured) {
     char path[512];
@@ -318,35 +441,42 @@ Test(worth, every_family_is_measured) {
     for (const struct dirent *entry; (entry = readdir(dir));) {
         struct opened o;
         struct worth_text text;
-        double sum = 0;
         /* keepd-nano is bundled/keepd-nano; here it has only what it answers. */
         if (entry->d_name[0] == '.' || !strcmp(entry->d_name, "keepd-nano")) continue;
-        if (!open_model(&o, entry->d_name, "auto", 1, QUANTIZE_NONE, KERN_BF16)) {
-            close_model(&o);
-            continue;
-        }
+        open_model(&o, entry->d_name, "auto", 1, QUANTIZE_NONE, KERN_BF16);
         measure(&o, &text);
-        const size_t each = (size_t)(text.layers * text.heads * text.entries);
-        for (size_t i = 0; i < each * (size_t)text.windows; i++) {
-            cr_assert(isfinite(text.worths[i]) && text.worths[i] >= 0, "%s", entry->d_name);
-            sum += (double)text.worths[i];
+        const int streams = worth_text_stream(&text, text.layers);
+        for (int l = 0; l < text.layers; l++) {
+            const int first = worth_text_stream(&text, l) * text.entries;
+            const int end = worth_text_stream(&text, l + 1) * text.entries;
+            double sum = 0;
+            for (int c = 0; c < text.windows; c++)
+                for (int i = first; i < end; i++) {
+                    const float worth = text.worths[c * streams * text.entries + i];
+                    cr_assert(isfinite(worth) && worth >= 0, "%s", entry->d_name);
+                    sum += (double)worth;
+                }
+            cr_assert(sum > 0, "%s, layer %d", entry->d_name, l);
         }
-        cr_assert(sum > 0, "%s", entry->d_name);
         families++;
         worth_text_close(&text);
         close_model(&o);
     }
     closedir(dir);
-    cr_assert(families >= 20, "%d", families);
+    printf("%d families' models are measured\n", families);
+    cr_assert(families >= 50, "%d", families);
 }
 
 Test(worth, paths) {
     static const char *const paths[] = {"portable", "neon", "avx2", "avx512"};
+    static const char *const names[] = {"gemma2", "deepseekv2", "museglimmer", "gemma4",
+                                        "falconh1"};
     struct cpu_isa isa = cpu_isa_detect();
     const bool usable[] = {CPU_HAS_PORTABLE, CPU_HAS_NEON && isa.neon, CPU_HAS_AVX2 && isa.avx2,
                            CPU_HAS_AVX512 && isa.avx512};
     for (size_t i = 0; i < 4; i++)
-        if (usable[i]) check_model("gemma2", paths[i], QUANTIZE_NONE, KERN_F32, 2e-5);
+        for (size_t n = 0; usable[i] && n < sizeof names / sizeof names[0]; n++)
+            check_model(names[n], paths[i], QUANTIZE_NONE, KERN_F32, 2e-5);
 }
 
 Test(worth, quantised_weights) {
@@ -362,8 +492,9 @@ Test(worth, rounded_cache) {
 }
 
 Test(worth, same_bits_for_any_number_of_threads) {
-    static const char *const names[] = {"gemma3", "gptoss"};
-    for (int n = 0; n < 2; n++) {
+    static const char *const names[] = {"gemma3", "gptoss",   "deepseekv3", "museglimmer",
+                                        "gemma4", "falconh1", "nemotronh"};
+    for (size_t n = 0; n < sizeof names / sizeof names[0]; n++) {
         struct worth_text first, text;
         for (int threads = 1; threads <= 4; threads++) {
             struct opened o;
@@ -371,10 +502,10 @@ Test(worth, same_bits_for_any_number_of_threads) {
             measure(&o, threads == 1 ? &first : &text);
             close_model(&o);
             if (threads == 1) continue;
-            const size_t numbers = (size_t)(first.layers * first.heads * first.entries);
-            cr_assert_eq(
-                memcmp(first.worths, text.worths, numbers * (size_t)first.windows * sizeof(float)),
-                0);
+            const int numbers = worth_text_stream(&first, first.layers) * first.entries;
+            cr_assert_eq(memcmp(first.worths, text.worths,
+                                (size_t)(numbers * first.windows) * sizeof(float)),
+                         0, "%s", names[n]);
             worth_text_close(&text);
         }
         worth_text_close(&first);
