@@ -786,7 +786,7 @@ static void part_attention(double mib) {
 /* One layer of these shapes: LFM2-1.2B; Qwen3-Next; Nemotron 3 Nano. */
 struct recurrent {
     const char *name;
-    int channels, width; /* of a short convolution; 0: there is none */
+    int channels, width; /* a short convolution's; 0: there is none */
     struct kern_delta delta;
     struct kern_mamba mamba;
     float *numbers; /* for every array of the layer */

@@ -50,7 +50,7 @@ template <int WIDTH> static __global__ void k_conv(const struct conv_args a) {
             sum += bias;
             const int64_t from = (row + i) * stride + channel;
             if (a.y)
-                a.y[(row + i) * a.y_stride + channel] = a.behind[from] * sum;
+                state_write(a.y, a.round, (row + i) * a.y_stride + channel, a.behind[from] * sum);
             else
                 part.x[from] = silu(sum);
 #pragma unroll
@@ -88,7 +88,7 @@ void op_short_conv(struct kern *kern, int state, float *y, const float *bcx, con
     struct conv_args args = {};
     args.count = 1;
     args.parts[0].x = const_cast<float *>(bcx) + 2 * (int64_t)channels;
-    args.parts[0].stride = 3 * (int64_t)channels;
+    args.parts[0].stride = 3 * channels;
     args.parts[0].channels = args.parts[0].unit = channels;
     args.parts[0].tap = cuda->comm->rank * channels;
     args.width = width;
@@ -97,5 +97,7 @@ void op_short_conv(struct kern *kern, int state, float *y, const float *bcx, con
     args.behind = bcx + channels;
     args.y = y;
     args.y_stride = channels;
+    args.round = state_rounded(cuda, batch->rows, channels);
     conv_channels(cuda, state, &args, batch);
+    rounded_put(cuda, args.round, y, batch->rows, channels);
 }

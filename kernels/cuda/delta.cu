@@ -8,6 +8,7 @@ struct finish_args {
     int64_t rows, z_stride;
     int32_t heads, dim;
     float eps;
+    struct rounded round; /* y for the next product, or none */
 };
 
 /* A warp for each (row, head): the RMS norm, times SiLU of the gates. */
@@ -15,15 +16,17 @@ static __global__ void k_delta_finish(const struct finish_args a) {
     ptx_overlap_grids();
     const struct state_item item = state_item_of(a.heads);
     if (item.row >= a.rows) return;
-    float *y = a.y + (item.row * a.heads + item.head) * a.dim, sum = 0;
+    const int64_t first = (item.row * a.heads + item.head) * a.dim;
+    float *y = a.y + first, sum = 0;
     const float *z = a.z + item.row * a.z_stride + (int64_t)item.head * a.dim;
     for (int i = item.lane; i < a.dim; i += 32) sum = fmaf(y[i], y[i], sum);
     const float by = 1 / sqrtf(state_warp_sum(sum) / (float)a.dim + a.eps);
-    for (int i = item.lane; i < a.dim; i += 32) y[i] = y[i] * by * a.norm[i] * silu(z[i]);
+    for (int i = item.lane; i < a.dim; i += 32)
+        state_write(a.y, a.round, first + i, y[i] * by * a.norm[i] * silu(z[i]));
 }
 
 /* Sets a part of the convolutions; returns where the next one begins in a row. */
-static float *set_part(struct conv_part *part, float *x, int64_t stride, int units, int unit) {
+static float *set_part(struct conv_part *part, float *x, int stride, int units, int unit) {
     part->x = x;
     part->stride = stride;
     part->channels = units * unit;
@@ -75,8 +78,17 @@ void op_delta(struct kern *kern, int state, float *y, float *in, float *rates,
     scan.decay = delta->decay;
     scan.bias = delta->bias;
     scan_heads(cuda, state, &scan, true, batch);
-    const struct finish_args finish = {y,     z,     delta->norm,  batch->rows,
-                                       width, heads, delta->dim_v, delta->eps};
+    const int64_t cols = (int64_t)heads * delta->dim_v;
+    const struct finish_args finish = {y,
+                                       z,
+                                       delta->norm,
+                                       batch->rows,
+                                       width,
+                                       heads,
+                                       delta->dim_v,
+                                       delta->eps,
+                                       state_rounded(cuda, batch->rows, cols)};
     LAUNCH_OVERLAPPED(cuda->device, k_delta_finish, state_item_blocks(batch->rows, heads),
                       STATE_THREADS, 0, finish);
+    rounded_put(cuda, finish.round, y, batch->rows, cols);
 }

@@ -11,6 +11,7 @@ struct group_norm_args {
     int32_t heads, first, all; /* the rank's; number of the first in the model; the model's */
     int32_t dim, each;         /* each: heads of a group */
     float eps;
+    struct rounded round; /* y for the next product, or none */
 };
 
 /* A warp for each (row, head of the model). */
@@ -37,22 +38,38 @@ static __global__ void k_group_norm(const struct group_norm_args a) {
     const int of_model = a.first + item.head;
     const float *squares = a.squares + item.row * a.all + of_model / a.each * a.each;
     const float *norm = a.norm + (int64_t)of_model * a.dim;
-    float *y = a.y + (item.row * a.heads + item.head) * a.dim, sum = 0;
+    const int64_t at = (item.row * a.heads + item.head) * a.dim;
+    float *y = a.y + at, sum = 0;
     for (int h = 0; h < a.each; h++) sum += squares[h];
     const float by = 1 / sqrtf(sum / (float)(a.each * a.dim) + a.eps);
-    for (int i = item.lane; i < a.dim; i += 32) y[i] = y[i] * by * norm[i];
+    for (int i = item.lane; i < a.dim; i += 32)
+        state_write(a.y, a.round, at + i, y[i] * by * norm[i]);
 }
 
-static void norm_groups(struct cuda *cuda, struct group_norm_args *args) {
-    const size_t count = (size_t)args->rows * (size_t)args->all;
-    args->squares = static_cast<float *>(room_take(cuda, &cuda->squares, count * sizeof(float)));
-    if (args->squares)
-        LAUNCH_OVERLAPPED(cuda->device, k_group_squares, state_item_blocks(args->rows, args->all),
-                          STATE_THREADS, 0, *args);
-    join_reduce(cuda, args->squares, count, COMM_F32, COMM_SUM);
-    if (!args->squares) return;
-    LAUNCH_OVERLAPPED(cuda->device, k_group_norm, state_item_blocks(args->rows, args->heads),
-                      STATE_THREADS, 0, *args);
+static void norm_groups(struct cuda *cuda, const struct kern_mamba *mamba, float *y, int rows) {
+    const int heads = mamba->heads / cuda->comm->ranks;
+    const size_t count = (size_t)rows * (size_t)mamba->heads;
+    const int64_t cols = (int64_t)heads * mamba->dim;
+    struct group_norm_args args = {};
+    args.y = y;
+    args.squares = static_cast<float *>(room_take(cuda, &cuda->squares, count * sizeof(float)));
+    args.norm = mamba->norm;
+    args.rows = rows;
+    args.heads = heads;
+    args.first = cuda->comm->rank * heads;
+    args.all = mamba->heads;
+    args.dim = mamba->dim;
+    args.each = mamba->heads / mamba->groups;
+    args.eps = mamba->eps;
+    if (args.squares)
+        LAUNCH_OVERLAPPED(cuda->device, k_group_squares, state_item_blocks(rows, args.all),
+                          STATE_THREADS, 0, args);
+    join_reduce(cuda, args.squares, count, COMM_F32, COMM_SUM);
+    if (!args.squares) return;
+    args.round = state_rounded(cuda, rows, cols);
+    LAUNCH_OVERLAPPED(cuda->device, k_group_norm, state_item_blocks(rows, heads), STATE_THREADS, 0,
+                      args);
+    rounded_put(cuda, args.round, y, rows, cols);
 }
 
 void op_mamba(struct kern *kern, int state, float *y, float *in, float *shared,
@@ -98,17 +115,11 @@ void op_mamba(struct kern *kern, int state, float *y, float *in, float *shared,
     scan.decay = mamba->decay;
     scan.bias = mamba->bias;
     scan.skip = mamba->skip;
+    const int64_t cols = (int64_t)heads * mamba->dim;
+    if (!mamba->norm) scan.round = state_rounded(cuda, batch->rows, cols);
     scan_heads(cuda, state, &scan, false, batch);
-    if (!mamba->norm) return;
-    struct group_norm_args norm = {};
-    norm.y = y;
-    norm.norm = mamba->norm;
-    norm.rows = batch->rows;
-    norm.heads = heads;
-    norm.first = first;
-    norm.all = mamba->heads;
-    norm.dim = mamba->dim;
-    norm.each = mamba->heads / mamba->groups;
-    norm.eps = mamba->eps;
-    norm_groups(cuda, &norm);
+    if (mamba->norm)
+        norm_groups(cuda, mamba, y, batch->rows);
+    else
+        rounded_put(cuda, scan.round, y, batch->rows, cols);
 }

@@ -24,6 +24,8 @@ struct scan_tokens {
 static constexpr size_t scan_shared(int rows) {
     return (size_t)SCAN_TOKENS * (size_t)(2 * rows + KERN_STATE_COLUMNS + 2) * sizeof(float);
 }
+static_assert(SCAN_TOKENS * 2 * SCAN_ROWS >= SCAN_ROWS * (KERN_STATE_COLUMNS + 1),
+              "vectors of tokens leave room for a block of columns");
 
 static __device__ __forceinline__ struct scan_tokens scan_tokens_at(char *shared, int rows) {
     struct scan_tokens t;
@@ -85,33 +87,67 @@ static __device__ __forceinline__ void read_token(const struct scan_args &a,
 }
 
 /* The sum of the lanes of a column, to each of them. */
-static __device__ __forceinline__ float column_sum(float x) {
+static __device__ __forceinline__ float column_sum(const float sums[4]) {
+    float x = (sums[0] + sums[1]) + (sums[2] + sums[3]);
     for (int by = SCAN_LANES / 2; by > 0; by /= 2) x += __shfl_xor_sync(WARP_ALL, x, by);
     return x;
 }
 
-static __device__ __forceinline__ float dot4(float4 a, const float *b, float sum) {
-    return fmaf(a.w, b[3], fmaf(a.z, b[2], fmaf(a.y, b[1], fmaf(a.x, b[0], sum))));
+/* Four sums that grow side by side, because one would wait for itself. */
+static __device__ __forceinline__ void add_products(float4 a, const float *b, float sums[4]) {
+    sums[0] = fmaf(a.x, b[0], sums[0]);
+    sums[1] = fmaf(a.y, b[1], sums[1]);
+    sums[2] = fmaf(a.z, b[2], sums[2]);
+    sums[3] = fmaf(a.w, b[3], sums[3]);
 }
 
-/* The column's numbers that the lane keeps, out of the pages or into them. `at`: the column's first
- * number in the state. */
-template <int CHUNKS, bool IN>
-static __device__ __forceinline__ void move_column(const struct scan_args &a, const int32_t *table,
-                                                   int at, float (*state)[4]) {
+/* The place of a number of a block of columns in shared memory: rows of an odd length, so that
+ * neither rows nor columns meet in a bank. */
+static __device__ __forceinline__ int scan_place(int row, int column) {
+    return row * (KERN_STATE_COLUMNS + 1) + column;
+}
+
+/* Rows of the column that the lane keeps. */
+static __device__ __forceinline__ int scan_row(int j, int i) {
+    return SCAN_ROWS * j + 4 * ((int)threadIdx.x % SCAN_LANES) + i;
+}
+
+/* A block of columns out of the pages into the lanes' registers, and back. Both go through shared
+ * memory, so that the pages are read and written in the order of their numbers. `at`: the first
+ * number of the columns in the state; `own`: the thread's column. */
+template <int CHUNKS>
+static __device__ __forceinline__ void read_columns(const struct scan_args &a, const int32_t *table,
+                                                    int at, int own, float (*state)[4],
+                                                    float *room) {
+    const int count = a.dim * KERN_STATE_COLUMNS;
+#pragma unroll 8
+    for (int i = (int)threadIdx.x; i < count; i += 32 * SCAN_WARPS)
+        room[scan_place(i / KERN_STATE_COLUMNS, i % KERN_STATE_COLUMNS)] =
+            *pages_number(a.pages, table, at + i);
+    __syncthreads();
 #pragma unroll
     for (int j = 0; j < CHUNKS; j++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int row = SCAN_ROWS * j + 4 * ((int)threadIdx.x % SCAN_LANES) + i;
-            if (IN) state[j][i] = 0;
-            if (row >= a.dim) continue;
-            float *number = pages_number(a.pages, table, at + row * KERN_STATE_COLUMNS);
-            if (IN)
-                state[j][i] = *number;
-            else
-                *number = state[j][i];
-        }
+        for (int i = 0; i < 4; i++)
+            state[j][i] = scan_row(j, i) < a.dim ? room[scan_place(scan_row(j, i), own)] : 0;
+}
+
+template <int CHUNKS>
+static __device__ __forceinline__ void write_columns(const struct scan_args &a,
+                                                     const int32_t *table, int at, int own,
+                                                     const float (*state)[4], float *room) {
+    const int count = a.dim * KERN_STATE_COLUMNS;
+    __syncthreads(); /* the last tokens have been read */
+#pragma unroll
+    for (int j = 0; j < CHUNKS; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (scan_row(j, i) < a.dim) room[scan_place(scan_row(j, i), own)] = state[j][i];
+    __syncthreads();
+#pragma unroll 8
+    for (int i = (int)threadIdx.x; i < count; i += 32 * SCAN_WARPS)
+        *pages_number(a.pages, table, at + i) =
+            room[scan_place(i / KERN_STATE_COLUMNS, i % KERN_STATE_COLUMNS)];
 }
 
 /* One token in a column: brings the lane's numbers forward and returns the column's result. k, q:
@@ -119,13 +155,14 @@ static __device__ __forceinline__ void move_column(const struct scan_args &a, co
 template <int CHUNKS, bool CORRECTS>
 static __device__ __forceinline__ float
 scan_token(float (*state)[4], const float4 *k, const float4 *q, float v, float decay, float rate) {
-    float known = 0, y = 0;
+    float sums[4] = {0, 0, 0, 0}, known = 0;
     if (CORRECTS) {
 #pragma unroll
-        for (int j = 0; j < CHUNKS; j++) known = dot4(k[SCAN_LANES * j], state[j], known);
-        known = decay * column_sum(known);
+        for (int j = 0; j < CHUNKS; j++) add_products(k[SCAN_LANES * j], state[j], sums);
+        known = decay * column_sum(sums);
     }
     const float change = (v - known) * rate;
+    sums[0] = sums[1] = sums[2] = sums[3] = 0;
 #pragma unroll
     for (int j = 0; j < CHUNKS; j++) {
         const float4 key = k[SCAN_LANES * j];
@@ -133,9 +170,9 @@ scan_token(float (*state)[4], const float4 *k, const float4 *q, float v, float d
         state[j][1] = fmaf(key.y, change, decay * state[j][1]);
         state[j][2] = fmaf(key.z, change, decay * state[j][2]);
         state[j][3] = fmaf(key.w, change, decay * state[j][3]);
-        y = dot4(q[SCAN_LANES * j], state[j], y);
+        add_products(q[SCAN_LANES * j], state[j], sums);
     }
-    return column_sum(y);
+    return column_sum(sums);
 }
 
 template <int CHUNKS, bool CORRECTS> static __global__ void k_scan(const struct scan_args a) {
@@ -151,9 +188,9 @@ template <int CHUNKS, bool CORRECTS> static __global__ void k_scan(const struct 
     const int32_t *table = pages_row(a.pages, s.slot, a.row);
     const struct scan_tokens t = scan_tokens_at(shared, rows);
     const int at = a.at + head / a.unit_heads * a.unit_floats +
-                   (head % a.unit_heads * blocks + block) * floats + own;
+                   (head % a.unit_heads * blocks + block) * floats;
     float state[CHUNKS][4];
-    move_column<CHUNKS, true>(a, table, at, state);
+    read_columns<CHUNKS>(a, table, at, own, state, t.k);
     for (int first = 0; first < s.count; first += SCAN_TOKENS) {
         const int left = s.count - first, count = left < SCAN_TOKENS ? left : SCAN_TOKENS;
         __syncthreads();
@@ -169,10 +206,10 @@ template <int CHUNKS, bool CORRECTS> static __global__ void k_scan(const struct 
             const int64_t row = s.row + first + i, number = (int64_t)head * a.columns + column;
             if (!CORRECTS)
                 y = fmaf(a.skip[a.first + head], v, y) * silu(a.gates[row * a.v_stride + number]);
-            a.y[row * a.heads * a.columns + number] = y;
+            state_write(a.y, a.round, row * a.heads * a.columns + number, y);
         }
     }
-    move_column<CHUNKS, false>(a, table, at, state);
+    write_columns<CHUNKS>(a, table, at, own, state, t.k);
 }
 
 template <int CHUNKS>

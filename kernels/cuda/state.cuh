@@ -13,7 +13,7 @@
  * state. */
 struct conv_part {
     float *x;       /* the first row's channels; results take their place (conv_args.y) */
-    int64_t stride; /* numbers from one row to the next */
+    int32_t stride; /* numbers from one row to the next */
     int32_t channels;
     int32_t tap;             /* number of the first channel in the model */
     int32_t unit;            /* channels of a unit of the state */
@@ -24,9 +24,6 @@ struct conv_part {
 struct conv_args {
     struct pages pages;
     const struct span *spans;
-    struct conv_part parts[CONV_PARTS_MAX];
-    int32_t count, row; /* parts; the state's row of pages */
-    int32_t width;
     const float *taps; /* [channels, width] of the model */
     const float *bias; /* [channels] of the model, or NULL */
     /* Short convolutions alone, with one part: factors of x and of the sums, in rows as x; and
@@ -34,6 +31,12 @@ struct conv_args {
     const float *before, *behind;
     float *y;
     int64_t y_stride;
+    struct rounded round; /* y for the next product, or none */
+    int32_t width;
+    int32_t row, count; /* the state's row of pages; number of parts */
+    /* The last member, and without padding: gcc 12 clears padding behind an array of structs
+     * (launch_put) in the wrong place. */
+    struct conv_part parts[CONV_PARTS_MAX];
 };
 
 /* conv.cu: fills in pages, spans and row, and computes all channels of the batch. */
@@ -55,6 +58,7 @@ struct scan_args {
     const float *v;                      /* the first row's, of all heads */
     int64_t v_stride;                    /* numbers from one row to the next */
     float *y;                            /* [rows, heads, columns] */
+    struct rounded round;                /* y for the next product, or none */
     int32_t at, unit_floats, unit_heads; /* numbers of the state before the first matrix, and
                                             from one unit of so many heads to the next */
     const float *rates;                  /* the first row's of all heads of the model */
@@ -71,6 +75,22 @@ void scan_heads(struct cuda *cuda, int state, struct scan_args *args, bool corre
 static __device__ __forceinline__ float state_warp_sum(float x) {
     for (int by = 16; by > 0; by /= 2) x += __shfl_xor_sync(WARP_ALL, x, by);
     return x;
+}
+
+/* Memory for a layer's results in 16 bits, which its last launch writes for the product behind it;
+ * none for other formats, which need a whole row. */
+static inline struct rounded state_rounded(struct cuda *cuda, int rows, int64_t cols) {
+    const struct rounded none = {}, round = rounded_take(cuda, rows, cols);
+    return round.scale ? none : round;
+}
+
+/* Number `at` of the results, and of what is written for the product. */
+static __device__ __forceinline__ void state_write(float *y, const struct rounded &round,
+                                                   int64_t at, float x) {
+    y[at] = x;
+    if (!round.x) return;
+    const uint32_t pair = round.dtype == KERN_F16 ? ptx_pack_f16(x, 0) : ptx_pack_bf16(x, 0);
+    ((uint16_t *)round.x)[at] = (uint16_t)pair;
 }
 
 static __device__ __forceinline__ float silu(float x) {

@@ -319,3 +319,98 @@ Test(emu_alloc, sequences_evict_alone_where_memory_is_short) {
     expect_sound(kern);
     kern->ops->close(kern);
 }
+
+/* ---- Recurrent states ---- */
+
+enum { STATE_HEADS = 2, STATE_ROWS = 4, STATE_DIM = 16 };
+
+static const struct kern_mamba small_mamba = {
+    .heads = STATE_HEADS, .groups = 1, .dim = STATE_DIM, .dim_state = 8, .width = 4, .eps = 1e-5f};
+
+/* *behind: the product that reads the layer's results; its inputs set the size of a room. */
+static struct kern *open_small_states(struct kern_weight **behind) {
+    static const uint16_t zeros[8 * STATE_HEADS * STATE_DIM] = {0};
+    const struct kern_matrix matrix = {
+        .data = zeros, .dtype = KERN_BF16, .rows = 8, .cols = STATE_HEADS * STATE_DIM};
+    const struct cuda_options cuda = {.eager = true}; /* lists of graphs are memory, too */
+    struct kern_cache_options options = small;
+    struct kern *kern;
+    options.states = 1;
+    options.state_floats =
+        kern_mamba_shared_floats(&small_mamba) + STATE_HEADS * kern_mamba_head_floats(&small_mamba);
+    options.state_heads = STATE_HEADS;
+    options.rows_max = STATE_ROWS;
+    MUST(cuda_open(&cuda, &kern, NULL));
+    MUST(kern->ops->weight_load(kern, &matrix, 1, KERN_SHARD_COLS, behind, NULL));
+    MUST(kern->ops->cache_open(kern, &options, NULL));
+    return kern;
+}
+
+/* A layer's scratch memory, that of the norm over heads, is there when the cache is open. */
+Test(emu_alloc, a_recurrent_layer_needs_no_memory) {
+    enum { IN = 2 * STATE_HEADS * STATE_DIM, SHARED = 2 * 8 + STATE_HEADS };
+    const struct kern_span span = {.count = STATE_ROWS};
+    const struct kern_batch batch = {.spans = &span, .span_count = 1, .rows = STATE_ROWS};
+    struct kern_weight *behind;
+    struct kern *kern = open_small_states(&behind);
+    struct kern_mamba mamba = small_mamba;
+    float *host = fresh(1024, 1);
+    float *arrays = put(kern, host, 1024), *in = put(kern, host, STATE_ROWS * IN);
+    float *shared = put(kern, host, STATE_ROWS * SHARED);
+    float *y = put(kern, NULL, STATE_ROWS * STATE_HEADS * STATE_DIM);
+    mamba.taps = mamba.decay = mamba.bias = mamba.skip = mamba.norm = arrays;
+    MUST(kern->ops->begin_step(kern, &batch));
+    mem_fail_after(0);
+    kern->ops->mamba(kern, 0, y, in, shared, &mamba, &batch);
+    const bool pending = mem_fail_pending();
+    mem_fail_after(-1);
+    cr_assert(pending, "the layer has allocated");
+    free(take(kern, y, STATE_ROWS * STATE_HEADS * STATE_DIM));
+    kern->ops->mem_free(kern, arrays);
+    kern->ops->mem_free(kern, in);
+    kern->ops->mem_free(kern, shared);
+    kern->ops->weight_free(kern, behind);
+    free(host);
+    kern->ops->close(kern);
+}
+
+/* An import that has no memory says so, and its pages can be given back. */
+Test(emu_alloc, a_state_is_imported_or_leaves_nothing) {
+    enum { BLOCKS = 3 };
+    const struct kern_span span = {.count = STATE_ROWS};
+    const struct kern_batch batch = {.spans = &span, .span_count = 1, .rows = STATE_ROWS};
+    int failures = 0, passes = 0;
+    for (int n = 0; n < 8; n++) {
+        struct kern_weight *behind;
+        struct kern *kern = open_small_states(&behind);
+        struct kern_block blocks[BLOCKS];
+        struct kern_cache_stats stats;
+        int rc = 0;
+        MUST(kern->ops->begin_step(kern, &batch));
+        for (int b = 0; b < BLOCKS; b++) {
+            blocks[b].size = kern->ops->snapshot_size(kern, 0, b);
+            void *data = malloc(blocks[b].size);
+            MUST(kern->ops->snapshot_export(kern, 0, b, data));
+            blocks[b].data = data;
+        }
+        kern->ops->weight_free(kern, behind);
+        kern->ops->close(kern); /* with its rooms */
+        kern = open_small_states(&behind);
+        mem_fail_after(n);
+        for (int b = 0; b < BLOCKS && !rc; b++)
+            rc = kern->ops->snapshot_import(kern, 1, b, &blocks[b]);
+        mem_fail_after(-1);
+        cr_assert(rc == 0 || rc == ERR_NOMEM, "allocation %d: %d", n, rc);
+        failures += rc != 0;
+        passes += rc == 0;
+        expect_sound(kern);
+        kern->ops->release(kern, 1);
+        expect_sound(kern);
+        kern->ops->cache_stats(kern, &stats);
+        cr_assert_eq((int)stats.pages_used, 0, "allocation %d", n);
+        for (int b = 0; b < BLOCKS; b++) free((void *)(uintptr_t)blocks[b].data);
+        kern->ops->weight_free(kern, behind);
+        kern->ops->close(kern);
+    }
+    cr_assert(failures > 0 && passes > 0, "%d failures", failures);
+}

@@ -477,6 +477,53 @@ Test(emu_model, a_layer_is_twelve_launches) {
     cr_assert_eq(operations(2, (struct kind){.fp8 = false}), 2 * 12 + 12);
 }
 
+/* Operations of a decoding step of a hybrid whose layers are these, with tokens in one sequence. */
+static int operations_of_hybrid(const struct family *family, int layers, const char *types) {
+    const struct cuda_options cuda = {.device = 0, .eager = true};
+    struct kern *kern;
+    uint64_t before = 0;
+    char dir[64], more[512];
+    snprintf(more, sizeof more, "%s'layer_types': [%s], ", family->more, types);
+    write_config(dir, layers, family->type, more);
+    MUST(cuda_open(&cuda, &kern, NULL));
+    const struct model_options options = random_model(dir);
+    struct run r = open_run_with(kern, &options, KERN_BF16);
+    for (int pos = 0; pos < 3; pos++) { /* the first may find that memory is too small */
+        before = cuda_queued(kern);
+        const int32_t token = token_at(0, pos), want = 0;
+        const struct kern_span span = {.count = 1, .pos = pos};
+        const struct kern_batch batch = {
+            .tokens = &token, .spans = &span, .rows = 1, .span_count = 1};
+        const float *logits;
+        MUST(model_step(r.model, &batch, &want, 1, &logits));
+        MUST(kern->ops->sync(kern));
+    }
+    const int count = (int)(cuda_queued(kern) - before);
+    close_run(&r);
+    drop_config(dir);
+    return count;
+}
+
+/* Norm, the product in front, the layer's own launches, the product behind it, which finds rounded
+ * inputs, and the four of a network; in front of a delta rule there is a second product, whose
+ * inputs are rounded again. */
+Test(emu_model, a_recurrent_layer_is_few_launches) {
+    static const struct family conv = {"lfm2", "'conv_L_cache': 3, 'norm_eps': 1e-5, "
+                                               "'block_ff_dim': 144, "};
+    static const struct family delta = {"qwen3_5_text",
+                                        "'linear_conv_kernel_dim': 4, 'linear_key_head_dim': 32, "
+                                        "'linear_num_key_heads': 2, 'linear_num_value_heads': 6, "
+                                        "'linear_value_head_dim': 32, "};
+    const int convs = operations_of_hybrid(&conv, 3, "'full_attention', 'conv', 'conv'") -
+                      operations_of_hybrid(&conv, 2, "'full_attention', 'conv'");
+    const int deltas = operations_of_hybrid(&delta, 3,
+                                            "'full_attention', 'linear_attention', "
+                                            "'linear_attention'") -
+                       operations_of_hybrid(&delta, 2, "'full_attention', 'linear_attention'");
+    cr_assert_eq(convs, 4 + 4, "%d", convs);
+    cr_assert_eq(deltas, 8 + 4, "%d", deltas);
+}
+
 /* ---- Waiting ---- */
 
 /* How often the host waits for a decoding step of two sequences, from its tokens to the next ones'

@@ -295,7 +295,7 @@ Test(emu_states, forks_share_pages_until_they_write) {
     struct kern *kern[BACKENDS];
     struct kern_report report = {0};
     emu_set_seed(70);
-    open_states(kern, shape, 400);
+    open_states(kern, shape, 1 + 4 * each); /* the test uses all pages */
     struct kern *device = kern[EMULATED];
     struct layer l = layer_on(device, shape, true);
     float *first = run(device, &l, 0, 1, TOKENS);
