@@ -93,10 +93,12 @@ struct state_args {
     int32_t slot, row, count;
 };
 
+/* A slot whose first step the device has rejected has no pages: zeros. */
 static __global__ void k_export_state(struct state_args a) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     const int32_t *table = pages_row(a.pages, a.slot, a.row);
-    if (i < a.count) a.numbers[i] = *pages_number(a.pages, table, (int)i);
+    const bool has = *pages_length(a.pages, a.slot, a.row) > 0;
+    if (i < a.count) a.numbers[i] = has ? *pages_number(a.pages, table, (int)i) : 0;
 }
 
 static __global__ void k_import_state(struct state_args a) {

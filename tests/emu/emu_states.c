@@ -348,6 +348,10 @@ Test(emu_states, a_pool_without_pages_refuses_the_step) {
     cr_assert(!step(device, &l, parts + 1, 1, &rc));
     cr_assert_eq(rc, ERR_FULL);
     expect_sound(device);
+    size_t count;
+    float *none = state_of(device, 1, 0, &count); /* the slot has begun, but no step was taken */
+    for (size_t i = 0; i < count; i++) cr_assert_eq(none[i], 0);
+    free(none);
     device->ops->release(device, 1);
     MUST(device->ops->fork(device, 0, 1));
     cr_assert(!step(device, &l, &next, 1, &rc)); /* copies of all pages, one is free */

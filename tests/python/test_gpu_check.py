@@ -569,7 +569,7 @@ def test_the_script_on_a_gpu(played):
     assert names[:6] == ["the programs", "smoke: every machine instruction", "list the cases", "cases: cache", "cases: ranks",
                          "keepd-nano and families beside the reference"]
     assert names[6:9] == ["llama-3.1-8b: products", "llama-3.1-8b: attention", "llama-3.1-8b: steps"]
-    assert len([n for n in names if n.startswith("compute-sanitizer ")]) == 8 and all(s["ok"] for s in result["steps"])
+    assert len([n for n in names if n.startswith("compute-sanitizer ")]) == 10 and all(s["ok"] for s in result["steps"])
     assert "gpu_bench llama-3.1-8b products 143771" in played.said("runs"), "it is told the device's memory"
     assert "gpu_cases emu_ranks  20 20" in played.said("runs"), "and cases their seconds"
     assert "gpu_cases emu_cache page" in played.said("runs"), "the sanitizer follows no child"
