@@ -680,7 +680,7 @@ def test_races_that_are_not_known_fail(played):
     played.script(played.folder / "bin/compute-sanitizer", f"#!/bin/sh\ncase \"$*\" in *racecheck*) cat <<'END'\n{RACES}END\nexit 9 ;; esac\n")
     done, result = played.check("--only", KERNELS)
     failed = {s["name"]: s["output"] for s in result["steps"] if not s["ok"]}
-    assert len(failed) == 3 and all("racecheck" in name and "k_select" in said and "k_attend" not in said for name, said in failed.items())
+    assert len(failed) == 4 and all("racecheck" in name and "k_select" in said and "k_attend" not in said for name, said in failed.items())
     assert done.returncode == 1 and sum("the emulator checks their fences" in what for what in result["left_out"]) == 3
 
 
