@@ -18,7 +18,7 @@ from lab import plots, statistics
 CELLS = ("documents", "code", "languages", "chats", "tools")
 SHARES = (4, 8)
 DRAWN = ("global", "snapkv", "streaming")       # the methods of the picture
-DRAWN_FEWEST = 3                                # texts of a cell: fewer are not drawn
+DRAWN_FEWEST, SURE_FEWEST = 2, 3                # texts of a cell: fewer are not drawn, or without an interval
 TOP = 0.8                                       # nats at the upper edge of a panel
 NAMED = re.compile(r"(\w+) (\d+) (\d+) (\{.*\})")
 
@@ -72,7 +72,7 @@ def table(rows, model, share):
                 shown.append("")
                 continue
             (mean, low, high), texts = loss
-            shown.append(f"{mean:.3f} ({texts})" if texts < 3 else f"{mean:.3f} [{low:.3f}, {high:.3f}] ({texts})")
+            shown.append(f"{mean:.3f} ({texts})" if texts < SURE_FEWEST else f"{mean:.3f} [{low:.3f}, {high:.3f}] ({texts})")
         lines.append(f"| {label} | " + " | ".join(shown) + " |")
     return "\n".join(lines)
 
@@ -100,10 +100,11 @@ def panel(rows, model, x0, y0, width, height):
             loss = rows.loss(model, cell, 4, chosen(rows, model, method))
             if not is_drawn(loss):
                 continue
-            (mean, low, high), _ = loss
+            (mean, low, high), texts = loss
             x, colour = x0 + step * (c + 0.2 + 0.3 * m), plots.LOOK[method][0]
-            out.append(f'<rect x="{x - 6:.1f}" y="{level(mean):.1f}" width="12" height="{level(0) - level(mean):.1f}" fill="{colour}"/>'
-                       f'<path d="M{x:.1f} {level(low):.1f}V{level(high):.1f}" class="grid" stroke-width="1.5"/>')
+            out.append(f'<rect x="{x - 6:.1f}" y="{level(mean):.1f}" width="12" height="{level(0) - level(mean):.1f}" fill="{colour}"/>')
+            if texts >= SURE_FEWEST:
+                out.append(f'<path d="M{x:.1f} {level(low):.1f}V{level(high):.1f}" class="grid" stroke-width="1.5"/>')
     return out
 
 

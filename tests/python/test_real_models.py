@@ -36,10 +36,11 @@ def test_losses_are_paired_by_text_and_part():
 def test_few_texts_are_not_drawn():
     lines = [row(cell, n, 512.0) for cell in real_models.CELLS for n in range(3)]
     lines += [row(cell, n, 512.0 + 5.12 * i, "keepd fit" if policy == "global" else None, policy=policy, **QUARTER)
-              for i, policy in enumerate(real_models.DRAWN) for cell in real_models.CELLS for n in range(3 if cell == "documents" else 2)]
+              for i, policy in enumerate(real_models.DRAWN) for cell in real_models.CELLS for n in range({"documents": 3, "code": 2}.get(cell, 1))]
     picture = real_models.drawn(real_models.Rows(lines))
     assert ElementTree.fromstring(picture) is not None
-    assert picture.count('width="12"') == 3
+    assert picture.count('width="12"') == 6, "documents and code"
+    assert picture.count('stroke-width="1.5"') == 3, "intervals of documents"
 
 
 def test_the_stored_rows_give_tables(tmp_path):
