@@ -68,20 +68,20 @@ static void print_bash(FILE *out) {
           "    fi\n"
           "    compopt -o filenames 2>/dev/null\n"
           "    case $before in\n"
-          "    bench) COMPREPLY=($(compgen -f -- \"$word\")) ; return ;;\n",
+          "    bench | fit) COMPREPLY=($(compgen -f -- \"$word\")) ; return ;;\n",
           out);
     for (size_t i = 0; i < config_option_count; i++)
         if (config_options[i].name) bash_case(out, &config_options[i]);
     fputs("    *) COMPREPLY=($(compgen -W '", out);
     for (size_t i = 0; i < config_option_count; i++)
         if (config_options[i].name) fprintf(out, "--%s ", config_options[i].name);
-    fputs("chat bench ", out);
+    fputs("chat bench fit pull ", out);
     fputs("' -- \"$word\")) ;;\n    esac\n}\ncomplete -F _keepd keepd\n", out);
 }
 
 static void print_zsh(FILE *out) {
     fputs("#compdef keepd\n# zsh completion of keepd: keepd --completion zsh\n_arguments "
-          "\"1::command:(chat bench)\"",
+          "\"1::command:(chat bench fit pull)\"",
           out);
     for (size_t i = 0; i < config_option_count; i++) {
         const struct option *option = &config_options[i];
@@ -108,7 +108,9 @@ static void print_zsh(FILE *out) {
 static void print_fish(FILE *out) {
     fputs("# fish completion of keepd: keepd --completion fish\ncomplete -c keepd -f\n"
           "complete -c keepd -n __fish_is_first_arg -a chat -d 'Chats with a daemon'\n"
-          "complete -c keepd -n __fish_is_first_arg -a bench -d 'Measures this machine'\n",
+          "complete -c keepd -n __fish_is_first_arg -a bench -d 'Measures this machine'\n"
+          "complete -c keepd -n __fish_is_first_arg -a fit -d 'Fits retention gates'\n"
+          "complete -c keepd -n __fish_is_first_arg -a pull -d 'Fetches a model'\n",
           out);
     for (size_t i = 0; i < config_option_count; i++) {
         const struct option *option = &config_options[i];

@@ -30,10 +30,12 @@ const struct option config_options[] = {
     {.help = "Model"},
     {"model", TEXT, AT(engine.model_dir), 1, 0, NULL, "MODEL", 0,
      "Model directory in Hugging Face format (config.json, tokenizer files, safetensors "
-     "weights), or a GGUF file, the first of a split one. Required."},
+     "weights), or a GGUF file, the first of a split one. Or hf:OWNER/NAME:QUANTISATION, a model of "
+     "the Hugging Face Hub, which is fetched into its cache where it is not there (keepd pull). "
+     "Required."},
     {"served-model-name", TEXT, AT(server.names), 1, 0, NULL, "NAME", 0,
      "Model name used by the API. Further accepted names may follow, separated by commas. "
-     "Default: the name of the model directory."},
+     "Default: the name of the model directory or file, or what follows hf:."},
     {"gates", TEXT, AT(engine.gates), 0, 0, NULL, "FILE", 0,
      "Retention gate weights. Default: gates.safetensors in the model's directory, or "
      "NAME.gates.safetensors beside NAME.gguf; otherwise those that were fitted to this model "
@@ -640,6 +642,20 @@ static int load_flag(struct loader *load, const struct option *option, const cha
     return set_option(load, option, value, FROM_FLAG, "command line");
 }
 
+/* Reads an option of another server whose value here has a text in front. */
+static int load_behind(struct loader *load, const struct foreign *foreign, const char *value,
+                       char **args, int *used) {
+    const char *own = value ? value + 1 : args[1];
+    char text[1024];
+    if (!own)
+        return fault_set(load->fault, ERR_INVALID, foreign->name,
+                         "command line: %.60s needs a value", args[0]);
+    snprintf(text, sizeof text, "=%s%s", foreign->text, own);
+    int rc = load_flag(load, find_option(foreign->option, strlen(foreign->option)), text, args, used);
+    *used = value ? 1 : 2;
+    return rc;
+}
+
 /* Reads an option of another server. `value` begins with its = sign; NULL: there is none. */
 static int load_foreign(struct loader *load, const struct foreign *foreign, const char *value,
                         char **args, int *used) {
@@ -649,6 +665,8 @@ static int load_foreign(struct loader *load, const struct foreign *foreign, cons
     case FOREIGN_SAME:
         return load_flag(load, find_option(foreign->option, strlen(foreign->option)), value, args,
                          used);
+    case FOREIGN_FRONT:
+        return load_behind(load, foreign, value, args, used);
     case FOREIGN_SET:
         if (value)
             return fault_set(load->fault, ERR_INVALID, foreign->name,
@@ -680,7 +698,8 @@ static const struct option *find_flag(const char *arg, size_t size) {
 /* Returns the command that a first word probably means, with at most one edit per three letters;
  * NULL: none. */
 static const char *nearest_command(const char *word) {
-    static const char *const commands[] = {"serve", "chat", "bench", "fit", "help", "version"};
+    static const char *const commands[] = {"serve", "chat", "bench", "fit",
+                                           "pull",  "help", "version"};
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
         if (edit_distance(word, strlen(word), commands[i]) <= strlen(commands[i]) / 3)
             return commands[i];
@@ -835,11 +854,19 @@ static int load_file(struct loader *load) {
 
 /* --- the whole --- */
 
-/* Names the model by its path: "bundled/keepd-nano/" -> "keepd-nano", "a/b.gguf" -> "b". "." and
- * ".." are resolved first. */
+/* Names the model by its path: "bundled/keepd-nano/" -> "keepd-nano", "a/b.gguf" -> "b"; links are
+ * not followed, because files of the hub's cache have names and the files behind them have sums. "."
+ * and ".." are resolved first. A model of the hub has the name that was given. */
 static void name_model(struct config *config) {
-    char *name, *real = realpath(config->engine.model_dir, NULL);
-    const char *path = real ? real : config->engine.model_dir;
+    const char *given = config->engine.model_dir, *dots = strrchr(given, '.');
+    const bool resolve = dots && !dots[1 + strspn(dots + 1, "/")];
+    char *name, *real = resolve ? realpath(given, NULL) : NULL;
+    const char *path = real ? real : given;
+    if (strncmp(given, "hf:", 3) == 0) {
+        const char *rest = given + (strncmp(given, "hf://", 5) == 0 ? 5 : 3);
+        config->server.names = mem_must_strdup(rest);
+        return;
+    }
     size_t end = strlen(path);
     while (end > 1 && path[end - 1] == '/') end--;
     size_t start = end;

@@ -6,6 +6,8 @@
     { name, option, NULL, FOREIGN_SAME, FOREIGN_ONE }
 #define SET(name, option, value)                                                                   \
     { name, option, value, FOREIGN_SET, FOREIGN_FLAG }
+#define FRONT(name, option, text)                                                                  \
+    { name, option, text, FOREIGN_FRONT, FOREIGN_ONE }
 #define NOTHING(name, value, why)                                                                  \
     { name, NULL, why, FOREIGN_NOTHING, FOREIGN_##value }
 #define INSTEAD(name, text)                                                                        \
@@ -20,7 +22,7 @@
 #define NO_EMBEDDINGS  "leave it out: keepd computes no embeddings"
 #define DRAFTS         "keepd guesses tokens from the text and by --draft-model (--speculate)"
 #define GPUS           "use --tensor-parallel-size; CUDA_VISIBLE_DEVICES selects GPUs"
-#define HUB            "use hf download ORG/NAME --local-dir DIR, then keepd --model DIR"
+#define IN_NAME        "use --model hf:OWNER/NAME"
 #define IN_REQUESTS    "leave it out: requests give it"
 #define POOL           "use --kv-pool-bytes, such as 8G; without it the cache takes what weights leave free"
 
@@ -31,13 +33,15 @@ static const struct foreign rows[] = {
     SAME("-a", "served-model-name"), SAME("--alias", "served-model-name"), SAME("--served-model-names", "served-model-name"),
     SAME("-c", "max-model-len"), SAME("--ctx-size", "max-model-len"), SAME("--context-length", "max-model-len"), SAME("--n-ctx", "max-model-len"),
     SAME("-q", "quantization"),
-    INSTEAD("-hf", HUB), INSTEAD("-hfr", HUB), INSTEAD("--hf-repo", HUB), INSTEAD("-hff", HUB), INSTEAD("--hf-file", HUB),
-    INSTEAD("-hft", HUB), INSTEAD("--hf-token", HUB), INSTEAD("--revision", HUB), INSTEAD("--code-revision", HUB),
-    INSTEAD("-dr", HUB), INSTEAD("--docker-repo", HUB),
+    FRONT("-hf", "model", "hf:"), FRONT("-hfr", "model", "hf:"), FRONT("--hf-repo", "model", "hf:"),
+    INSTEAD("-hff", IN_NAME ":FILE.gguf"), INSTEAD("--hf-file", IN_NAME ":FILE.gguf"), INSTEAD("--revision", IN_NAME "@REVISION"),
+    INSTEAD("-hft", "set HF_TOKEN in the environment"), INSTEAD("--hf-token", "set HF_TOKEN in the environment"),
+    NOTHING("--code-revision", ONE, "keepd runs no code of models"),
+    INSTEAD("-dr", "use --model hf:OWNER/NAME"), INSTEAD("--docker-repo", "use --model hf:OWNER/NAME"),
     INSTEAD("-mu", "use curl -LO URL, then keepd --model FILE"), INSTEAD("--model-url", "use curl -LO URL, then keepd --model FILE"),
-    NOTHING("--download-dir", ONE, "keepd downloads nothing"), NOTHING("--offline", FLAG, "keepd downloads nothing"),
+    INSTEAD("--download-dir", "set HF_HUB_CACHE in the environment"), INSTEAD("--offline", "set HF_HUB_OFFLINE=1 in the environment"),
     INSTEAD("--tokenizer", "put tokenizer.json into the model's directory"), INSTEAD("--tokenizer-path", "put tokenizer.json into the model's directory"),
-    NOTHING("--tokenizer-mode", ONE, "there is one tokenizer"), NOTHING("--tokenizer-revision", ONE, "keepd downloads nothing"),
+    NOTHING("--tokenizer-mode", ONE, "there is one tokenizer"), NOTHING("--tokenizer-revision", ONE, "the tokenizer is the model's"),
     NOTHING("--trust-remote-code", FLAG, "keepd runs no code of models"),
     NOTHING("--load-format", ONE, "the format of files is found"), NOTHING("--dtype", ONE, "weights keep the format of their files"),
     NOTHING("--task", ONE, "keepd generates text"), NOTHING("--runner", ONE, "keepd generates text"), NOTHING("--model-impl", ONE, "there is one implementation"),
@@ -166,10 +170,9 @@ static const struct {
     const char *name, *text;
 } commands[] = {
     {"run", "use keepd serve MODEL, then keepd chat in another terminal"},
-    {"pull", HUB},
-    {"download", HUB},
-    {"list", "use curl http://127.0.0.1:8080/v1/models; keepd keeps no models of its own"},
-    {"ls", "use curl http://127.0.0.1:8080/v1/models; keepd keeps no models of its own"},
+    {"download", "use keepd pull OWNER/NAME:QUANTISATION"},
+    {"list", "use curl http://127.0.0.1:8080/v1/models; hf cache ls lists what was fetched"},
+    {"ls", "use curl http://127.0.0.1:8080/v1/models; hf cache ls lists what was fetched"},
     {"ps", "use curl http://127.0.0.1:8080/v1/models; keepd keeps no models of its own"},
     {"show", "use keepd --inspect MODEL"},
     {"inspect", "use keepd --inspect MODEL"},
@@ -178,7 +181,7 @@ static const struct {
     {"create", "use keepd --model MODEL --quantization q4 --quantize-to PATH"},
     {"complete", "use keepd chat, or curl http://127.0.0.1:8080/v1/completions"},
     {"stop", "press Ctrl-C in its terminal, or use systemctl stop keepd"},
-    {"rm", "delete the model's files; keepd keeps none of its own"},
+    {"rm", "delete the model's files, or use hf cache rm for what was fetched"},
 };
 
 #define COUNT(table) (sizeof(table) / sizeof *(table))

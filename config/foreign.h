@@ -7,17 +7,18 @@
 #include <stddef.h>
 
 /* SAME: an option of keepd means the same and takes the same value. SET: an option of keepd with a
- * given value means the same. NOTHING: the option is accepted with a note that says why it has no
- * effect. INSTEAD: the option is refused, and the text says what to do. */
-enum foreign_kind { FOREIGN_SAME, FOREIGN_SET, FOREIGN_NOTHING, FOREIGN_INSTEAD };
+ * given value means the same. FRONT: an option of keepd means the same, with a text before the
+ * value. NOTHING: the option is accepted with a note that says why it has no effect. INSTEAD: the
+ * option is refused, and the text says what to do. */
+enum foreign_kind { FOREIGN_SAME, FOREIGN_SET, FOREIGN_FRONT, FOREIGN_NOTHING, FOREIGN_INSTEAD };
 
 /* How many arguments follow the name. A word is one of on, off, auto, true, false, 0 and 1. */
 enum foreign_value { FOREIGN_FLAG, FOREIGN_ONE, FOREIGN_WORD };
 
 struct foreign {
     const char *name;   /* with its dashes; a * at the end stands for any rest */
-    const char *option; /* SAME, SET: the option here */
-    const char *text; /* SET: the value; NOTHING: why; INSTEAD: what to do, after "use" or a verb */
+    const char *option; /* SAME, SET, FRONT: the option here */
+    const char *text; /* SET: the value; FRONT: what stands before it; NOTHING: why; INSTEAD: what to do, after "use" or a verb */
     enum foreign_kind kind;
     enum foreign_value value;
 };

@@ -71,6 +71,7 @@ void config_help(FILE *out) {
     fputs("Usage: keepd MODEL [options]     serves it; --model MODEL means the same\n"
           "       keepd chat [URL]      chats with a daemon: keepd chat --help\n"
           "       keepd bench MODEL     measures prompt and generation rates: keepd bench --help\n"
+          "       keepd pull NAME       fetches a model of the Hugging Face Hub: keepd pull --help\n"
           "       keepd fit MODEL       fits retention gates to a model: keepd fit --help\n"
           "\n"
           "Serves a language model over the OpenAI HTTP API with a bounded key/value cache.\n"
@@ -133,6 +134,7 @@ static const char man_head[] =
     ".br\n.B keepd chat\n[\\fIURL\\fR] [\\fIoptions\\fR]\n"
     ".br\n.B keepd bench\n\\fIMODEL\\fR [\\fIoptions\\fR]\n"
     ".br\n.B keepd fit\n\\fIMODEL\\fR \\-\\-text \\fIFILE\\fR... [\\fIoptions\\fR]\n"
+    ".br\n.B keepd pull\n\\fIOWNER/NAME:QUANTISATION\\fR\n"
     ".SH DESCRIPTION\n"
     "keepd serves a language model in Hugging Face format over the OpenAI HTTP API. The key/value "
     "cache of each conversation is bounded by a budget.\n.PP\n"
@@ -157,6 +159,9 @@ static const char man_tail[] =
     "this "
     "machine, and prints what they lose beside other policies. \\fIkeepd fit \\-\\-help\\fR "
     "lists its options.\n"
+    ".TP\n.B keepd pull\nFetches a model of the Hugging Face Hub into its cache, where "
+    "\\-\\-model hf:\\fIOWNER/NAME:QUANTISATION\\fR finds it. \\fIkeepd pull \\-\\-help\\fR says "
+    "what a name may be.\n"
     ".SH SIGNALS\n"
     ".TP\n.B SIGTERM, SIGINT\nRefuse new requests, finish accepted ones within drain\\-seconds, "
     "and exit. A second signal ends them at once.\n"
@@ -168,6 +173,8 @@ static const char man_tail[] =
     ".TP\n.B 78\nAn option or the model was rejected; restarting does not help.\n"
     ".SH ENVIRONMENT\n"
     "NOTIFY_SOCKET, WATCHDOG_USEC and LISTEN_FDS as systemd sets them.\n"
+    "HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_ENDPOINT and HF_HUB_OFFLINE as the Hugging Face Hub's own "
+    "library reads them.\n"
     ".SH SEE ALSO\n.BR systemd.service (5)\n";
 
 void config_man(FILE *out, const char *version) {

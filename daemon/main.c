@@ -1,7 +1,7 @@
 /* The program: reads the options, opens the engine and the server, runs until a signal, and closes
  * both. Every request ends in server_run, before engine_close. `keepd bench` and `keepd fit`
- * open the same engine without a server; `keepd chat` starts the client. The only file that
- * includes config/. */
+ * open the same engine without a server; `keepd pull` fetches a model; `keepd chat` starts the
+ * client. The only file that includes config/. */
 #include <dirent.h>
 #include <errno.h>
 #include <malloc.h>
@@ -20,6 +20,7 @@
 #include "daemon/bench.h"
 #include "daemon/fit.h"
 #include "daemon/fit_start.h"
+#include "daemon/hub.h"
 #include "daemon/progress.h"
 #include "engine/engine.h"
 #include "server/oai/oai.h"
@@ -39,6 +40,7 @@ struct callbacks {
     struct server *server;
     struct bench *bench; /* set for `keepd bench` and `keepd fit`, which have no server */
     char gates_cache[4096];
+    char model[4096]; /* path of a model that was named by its place in the hub; "" = none */
 };
 
 static void on_load_progress(void *arg, uint64_t done, uint64_t total, const char *what) {
@@ -55,12 +57,14 @@ static void on_engine_wake(void *arg) {
 
 /* --- options --- */
 
-/* Returns the options of the engine. `arg` holds the folder of gates until the engine is open. */
+/* Returns the options of the engine. `arg` holds the folder of gates and the model's path until the
+ * engine is open. */
 static struct engine_options engine_options(const struct config *config, struct callbacks *arg) {
     struct engine_options options = config->engine;
     if (!fit_cache_folder(options.gates_cache, arg->gates_cache, sizeof arg->gates_cache))
         arg->gates_cache[0] = '\0';
     options.gates_cache = arg->gates_cache;
+    if (arg->model[0]) options.model_dir = arg->model;
     options.sampling = &config->sampling;
     options.progress = on_load_progress;
     options.wake = on_engine_wake;
@@ -162,54 +166,38 @@ static int refuse_start(const char *what, const struct fault *fault) {
     return fault->code == ERR_IO ? EXIT_CONFIG : status; /* an unreadable file: no restart helps */
 }
 
-/* Finds the id of a model of the Hugging Face Hub, ORG/NAME, also behind a URL or hf.co/. Returns
- * NULL if there is none. A relative path has the same form, but its first folder exists. */
-static const char *find_hub_id(const char *text) {
-    static const char *const fronts[] = {"https://", "http://", "hf://", "huggingface.co/",
-                                         "hf.co/"};
-    bool is_url = strstr(text, "://") != NULL, of_hub = !is_url;
-    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-                                  "0123456789._-";
+/* Whether a path that does not exist is the name of a model in the hub: OWNER/NAME, also behind a
+ * host or as an address. A relative path has the same form, but its first folder exists. */
+static bool is_hub_id(const char *text, struct hub_name *name) {
+    static const char *const fronts[] = {"huggingface.co/", "hf.co/"};
     char folder[128];
     struct stat info;
+    struct fault ignored;
+    bool of_hub = strncmp(text, "hf://", 5) == 0;
+    const char *host = strstr(text, "://") ? strstr(text, "://") + 3 : text;
     for (size_t i = 0; i < sizeof fronts / sizeof *fronts; i++)
-        if (strncmp(text, fronts[i], strlen(fronts[i])) == 0) {
-            text += strlen(fronts[i]);
-            of_hub = of_hub || i >= 2;
-        }
-    size_t org = strspn(text, letters), name = org + (text[org] == '/');
-    size_t end = name + strspn(text + name, letters);
-    if (org == 0 || org >= sizeof folder || text[0] == '.' || name == org || end == name)
-        return NULL;
-    bool ends = !text[end] || text[end] == ':' || (is_url && strchr("/?#", text[end]));
-    if (!ends || !of_hub) return NULL;
-    snprintf(folder, sizeof folder, "%.*s", (int)org, text);
-    return stat(folder, &info) == 0 && S_ISDIR(info.st_mode) ? NULL : text;
+        of_hub = of_hub || strncmp(host, fronts[i], strlen(fronts[i])) == 0;
+    if ((host != text && !of_hub) || hub_name_parse(text, name, &ignored)) return false;
+    snprintf(folder, sizeof folder, "%.*s", (int)strcspn(text, "/"), text);
+    return of_hub || stat(folder, &info) != 0 || !S_ISDIR(info.st_mode);
 }
 
-/* Explains how to fetch a model that does not exist here, because keepd downloads nothing itself.
- */
+/* Explains how to fetch a model that does not exist here: keepd downloads nothing that was not
+ * named as a model of the hub. */
 static int refuse_missing(const char *path, const char *why, struct fault *fault) {
-    const char *id = find_hub_id(path);
-    const char *name = id ? strchr(id, '/') + 1 : "";
-    int size = id ? (int)(name - id + (ptrdiff_t)strcspn(name, ":/?#")) : 0;
-    const char *kind = id && id[size] == ':' ? id + size + 1 : "";
-    int name_size = id ? (int)(id + size - name) : 0;
-    if (id && *kind)
+    struct hub_name name;
+    char id[700];
+    if (is_hub_id(path, &name)) {
+        hub_name_write(&name, id, sizeof id);
         return fault_set(fault, ERR_NOTFOUND, "model",
-                         "no such file or directory; fetch it first: hf download %.*s --include "
-                         "'*%.40s*.gguf' --local-dir %.*s (the tool: pip install huggingface_hub), "
-                         "then name the GGUF file in it",
-                         size, id, kind, name_size, name);
-    if (id)
-        return fault_set(fault, ERR_NOTFOUND, "model",
-                         "no such file or directory; fetch it first: hf download %.*s --local-dir "
-                         "%.*s (the tool: pip install huggingface_hub), then keepd %.*s",
-                         size, id, name_size, name, name_size, name);
+                         "no such file or directory; for the model of the Hugging Face Hub: keepd "
+                         "%.150s, or fetch it first with keepd pull %.150s",
+                         id, id + strlen("hf:"));
+    }
     if (strstr(path, "://"))
         return fault_set(fault, ERR_NOTFOUND, "model",
-                         "%.200s is a URL, and keepd downloads nothing: fetch a GGUF file with "
-                         "curl -fLO, and name the file",
+                         "%.200s is a URL, and keepd downloads only from the Hugging Face Hub: "
+                         "fetch a GGUF file with curl -fLO, and name the file",
                          path);
     if (path[0] == '~')
         return fault_set(fault, ERR_NOTFOUND, "model",
@@ -230,6 +218,23 @@ static int check_model_path(const char *path, struct fault *fault) {
     if (!dir) return refuse_missing(path, strerror(errno), fault);
     closedir(dir);
     return 0;
+}
+
+/* Finds the model: a path that is there, or a name of the hub. On failure prints the reason and
+ * returns the exit status. */
+static int find_model(const struct config *config, enum hub_use use, struct callbacks *callbacks) {
+    const char *model = config->engine.model_dir;
+    struct fault fault = {0};
+    if (!hub_is_name(model))
+        return check_model_path(model, &fault) ? refuse_start("the model is refused", &fault) : 0;
+    if (!hub_find(model, use, callbacks->model, sizeof callbacks->model, &fault)) return 0;
+    if (config->inspect && fault.code == ERR_NOTFOUND) {
+        struct fault why = {0};
+        if (hub_list(model, stdout, &why)) fault = why;
+    } else if (use == HUB_CACHED && fault.code == ERR_NOTFOUND) {
+        return report_fault("model: a start fetches it", &fault);
+    }
+    return report_fault("", &fault);
 }
 
 /* --- running --- */
@@ -396,8 +401,12 @@ static int run_daemon(struct config *config, int argc, char **argv) {
     options.split_reasoning = config->reasoning_parser == CONFIG_REASONING_AUTO;
     options.timeouts = timeouts_of(getenv("KEEPD_TEST_TIMEOUTS"));
     if (answer_bytes) options.max_answer_bytes = (size_t)atoll(answer_bytes);
-    if (check_model_path(config->engine.model_dir, &fault) ||
-        server_open(&options, &callbacks.server, &fault))
+    const bool only_cached = config->check_config || config->inspect;
+    const bool serves = !only_cached && !config->quantize_to;
+    if ((!serves || !hub_is_name(config->engine.model_dir)) &&
+        (status = find_model(config, only_cached ? HUB_CACHED : HUB_SERVE, &callbacks)) != 0)
+        return status;
+    if (server_open(&options, &callbacks.server, &fault))
         status = refuse_start("the model is refused", &fault);
     else if (config->check_config)
         status = check_start(config, &callbacks);
@@ -407,7 +416,8 @@ static int run_daemon(struct config *config, int argc, char **argv) {
         status = save_rounded(config, &callbacks);
     else if (server_bind(callbacks.server, &fault))
         status = report_fault("cannot serve", &fault);
-    else
+    else if (!hub_is_name(config->engine.model_dir) ||
+             (status = find_model(config, HUB_SERVE, &callbacks)) == 0)
         status = serve_model(config, callbacks.server, &callbacks);
     server_close(callbacks.server); /* serve_model may have closed it already */
     return status;
@@ -439,13 +449,16 @@ static int load_options(int rc, int count, char **args, const char *more, struct
 
 static int measure_rates(const struct config *config, const struct bench_options *tests) {
     struct callbacks callbacks = {.bench = bench_open()};
-    struct engine_options options = engine_options(config, &callbacks);
     struct engine *engine = NULL;
     struct fault fault = {0};
-    int status = EXIT_SUCCESS, widest = bench_widest(tests);
+    int status = find_model(config, HUB_SERVE, &callbacks), widest = bench_widest(tests);
+    struct engine_options options = engine_options(config, &callbacks);
+    if (status) {
+        bench_close(callbacks.bench);
+        return status;
+    }
     if (options.max_num_seqs < widest) options.max_num_seqs = widest;
-    if (check_model_path(config->engine.model_dir, &fault) ||
-        open_engine(&options, &callbacks, &engine, &fault)) {
+    if (open_engine(&options, &callbacks, &engine, &fault)) {
         status = refuse_start("the model is refused", &fault);
     } else {
         int rc = start_engine(engine, &fault);
@@ -535,12 +548,16 @@ static void warn_hidden(const struct engine_options *options, const struct fit_c
 
 static int fit_and_measure(const struct config *config, struct fit_command *command) {
     struct callbacks callbacks = {.bench = bench_open()};
+    int status = find_model(config, HUB_SERVE, &callbacks), rc = 0;
     const struct engine_options options = engine_options(config, &callbacks);
     struct engine_fitted fitted = {0};
     struct fault fault = {0};
     char cached[4096], work[4200];
-    int status = EXIT_SUCCESS, rc = check_model_path(config->engine.model_dir, &fault);
-    if (!rc && !command->text_count) rc = fit_use_calibration(command, &fault);
+    if (status) {
+        bench_close(callbacks.bench);
+        return status;
+    }
+    if (!command->text_count) rc = fit_use_calibration(command, &fault);
     if (!rc) rc = find_cached(&options, command, cached, work, &fault);
     if (!rc) rc = fit_run(command, &options, stderr, &fitted, &fault);
     const bool inputs = strncmp(fault.field, "--", 2) == 0 || strcmp(fault.field, "text") == 0 ||
@@ -600,6 +617,7 @@ int main(int argc, char **argv) {
     if (argc > 1 && strcmp(argv[1], "chat") == 0) return run_chat(argv);
     if (argc > 1 && strcmp(argv[1], "bench") == 0) return run_bench(argc, argv);
     if (argc > 1 && strcmp(argv[1], "fit") == 0) return run_fit(argc, argv);
+    if (argc > 1 && strcmp(argv[1], "pull") == 0) return hub_command(argc, argv);
     int status = load_options(0, argc, argv, "--help lists the options", &config, &fault);
     if (status) return status;
     if (config.help) {

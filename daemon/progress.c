@@ -16,7 +16,8 @@ enum { BAR = 16, SIZE_TEXT = 16 };
 static const struct {
     const char *status, *begins, *ended;
 } words[] = {[PROGRESS_LOADING] = {"Loading", "loading", "loaded"},
-             [PROGRESS_ROUNDING] = {"Rounding", "rounding", "rounded"}};
+             [PROGRESS_ROUNDING] = {"Rounding", "rounding", "rounded"},
+             [PROGRESS_FETCHING] = {"Fetching", "fetching", "fetched"}};
 
 static void size_text(char out[SIZE_TEXT], double bytes) {
     static const char *const units[] = {"bytes", "kB", "MB", "GB", "TB"};

@@ -1,4 +1,4 @@
-/* Progress while the model loads, or is rounded for a file: on a terminal one line that is drawn
+/* Progress while the model is fetched, loads, or is rounded for a file: on a terminal one line that is drawn
  * again, with bytes, rate and the time that is left; elsewhere one log line at the beginning and
  * one at the end. The service manager is notified every second.
  *
@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum progress_work { PROGRESS_LOADING, PROGRESS_ROUNDING };
+enum progress_work { PROGRESS_LOADING, PROGRESS_ROUNDING, PROGRESS_FETCHING };
 
 struct progress {
     enum progress_work work;

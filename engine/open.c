@@ -9,11 +9,11 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "base/available.h"
 #include "base/check.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "engine/available.h"
 #include "engine/disk/state_dir.h"
 #include "engine/draft_model.h"
 #include "engine/engine_int.h"

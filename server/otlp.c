@@ -1,7 +1,5 @@
 #include "server/otlp.h"
 
-#include <curl/curl.h>
-#include <dlfcn.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <signal.h>
@@ -12,6 +10,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "server/libcurl.h"
 
 #define SECOND_NS    INT64_C(1000000000)
 #define LAST_NS      (2 * SECOND_NS) /* for what waits at the end */
@@ -23,25 +22,6 @@
 #define BATCH_MAX    256              /* requests sent at once */
 #define BODY_BYTES   (OTLP_BYTES_MAX + 4096)
 
-/* The functions of libcurl that are used, in the order of curl_names. */
-struct api {
-    __typeof__(curl_global_init) *global_init;
-    __typeof__(curl_easy_init) *easy_init;
-    __typeof__(curl_easy_setopt) *easy_setopt;
-    __typeof__(curl_easy_perform) *easy_perform;
-    __typeof__(curl_easy_getinfo) *easy_getinfo;
-    __typeof__(curl_easy_cleanup) *easy_cleanup;
-    __typeof__(curl_easy_strerror) *easy_strerror;
-    __typeof__(curl_slist_append) *slist_append;
-    __typeof__(curl_slist_free_all) *slist_free_all;
-};
-
-static const char *const curl_names[] = {
-    "curl_global_init",   "curl_easy_init",    "curl_easy_setopt",
-    "curl_easy_perform",  "curl_easy_getinfo", "curl_easy_cleanup",
-    "curl_easy_strerror", "curl_slist_append", "curl_slist_free_all",
-};
-
 /* The spans of one request, as text. */
 struct item {
     size_t size;
@@ -49,8 +29,7 @@ struct item {
 };
 
 struct otlp {
-    struct api curl;
-    void *library;
+    struct libcurl curl;
     char *url, *shown; /* without the name and password */
     CURL *easy;
     struct curl_slist *headers;
@@ -113,7 +92,7 @@ static void note_success(struct otlp *otlp) {
 }
 
 static enum sent send_body(struct otlp *otlp, const struct buf *body) {
-    const struct api *curl = &otlp->curl;
+    const struct libcurl *curl = &otlp->curl;
     long status = 0;
     curl->easy_setopt(otlp->easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)body->size);
     curl->easy_setopt(otlp->easy, CURLOPT_POSTFIELDS, body->data);
@@ -199,20 +178,6 @@ static void *otlp_main(void *arg) {
 
 /* ---- Life ---- */
 
-static int load_libcurl(struct otlp *otlp, struct fault *fault) {
-    void **functions = (void **)&otlp->curl;
-    _Static_assert(sizeof(struct api) == sizeof curl_names, "only pointers to functions");
-    otlp->library = dlopen("libcurl.so.4", RTLD_NOW | RTLD_LOCAL);
-    if (!otlp->library)
-        return fault_set(fault, ERR_UNSUPPORTED, "otlp-endpoint", "needs libcurl: %.200s",
-                         dlerror());
-    for (size_t i = 0; i < sizeof curl_names / sizeof *curl_names; i++)
-        if (!(functions[i] = dlsym(otlp->library, curl_names[i])))
-            return fault_set(fault, ERR_UNSUPPORTED, "otlp-endpoint", "libcurl has no %s",
-                             curl_names[i]);
-    return 0;
-}
-
 /* The URL for messages: what stands before the last @ of its authority is left out. */
 static void set_shown(struct otlp *otlp) {
     size_t size = strlen(otlp->url) + 1;
@@ -242,8 +207,8 @@ static int set_url(struct otlp *otlp, const char *endpoint, struct fault *fault)
 }
 
 static int set_span_options(struct otlp *otlp, struct fault *fault) {
-    const struct api *curl = &otlp->curl;
-    if (curl->global_init(CURL_GLOBAL_DEFAULT) == CURLE_OK) otlp->easy = curl->easy_init();
+    const struct libcurl *curl = &otlp->curl;
+    otlp->easy = curl->easy_init();
     if (!otlp->easy) return fault_set(fault, ERR_NOMEM, "otlp-endpoint", "no memory");
     otlp->headers = curl->slist_append(NULL, "Content-Type: application/json");
     curl->slist_append(otlp->headers, "Expect:");
@@ -284,7 +249,7 @@ int otlp_open(const char *endpoint, struct otlp **out, struct fault *fault) {
     pthread_cond_init(&otlp->work, &monotonic);
     pthread_condattr_destroy(&monotonic);
     int rc = set_url(otlp, endpoint, fault);
-    if (rc == 0) rc = load_libcurl(otlp, fault);
+    if (rc == 0) rc = libcurl_load(&otlp->curl, "otlp-endpoint", fault);
     if (rc == 0) rc = set_span_options(otlp, fault);
     if (rc == 0) rc = start_thread(otlp, fault);
     if (rc != 0)
@@ -294,7 +259,6 @@ int otlp_open(const char *endpoint, struct otlp **out, struct fault *fault) {
     return rc;
 }
 
-/* The library stays loaded: it may have threads and handlers of its own. */
 void otlp_close(struct otlp *otlp) {
     if (!otlp) return;
     pthread_mutex_lock(&otlp->lock);

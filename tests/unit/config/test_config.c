@@ -346,7 +346,8 @@ Test(config, a_model_needs_no_option) {
 
 Test(config, commands_of_others) {
     struct run run;
-    refuse("pull org/name", "", "pull", "hf download");
+    refuse("download org/name", "", "download", "use keepd pull");
+    refuse("pul org/name", "", "pul", "did you mean 'pull'?");
     refuse("run m", "", "run", "keepd serve MODEL");
     refuse("list", "", "list", "/v1/models");
     accept(&run, "help");
@@ -384,6 +385,38 @@ Test(config, options_of_others_with_the_same_meaning) {
     refuse("m -c", "", "max-model-len", "-c needs a value");
 }
 
+Test(config, models_of_the_hub) {
+    struct run run;
+    accept(&run, "-hf org/name:Q4_K_M --port 1");
+    cr_assert_str_eq(run.config.engine.model_dir, "hf:org/name:Q4_K_M");
+    cr_assert_str_eq(run.config.server.names, "org/name:Q4_K_M");
+    cr_assert_eq(run.config.server.port, 1);
+    config_close(&run.config);
+    accept(&run, "--hf-repo=org/name");
+    cr_assert_str_eq(run.config.engine.model_dir, "hf:org/name");
+    config_close(&run.config);
+    accept(&run, "hf://org/name@v1");
+    cr_assert_str_eq(run.config.server.names, "org/name@v1");
+    config_close(&run.config);
+    refuse("-hf", "", "-hf", "needs a value");
+    refuse("m -hf org/name", "", "model", "named twice");
+}
+
+/* A file of the hub's cache is a link to a file that is named by its sum. */
+Test(config, a_link_has_its_own_name) {
+    char dir[] = "/tmp/keepd-test-XXXXXX", link[64], words[80];
+    struct run run;
+    cr_assert_not_null(mkdtemp(dir));
+    snprintf(link, sizeof link, "%s/nice.gguf", dir);
+    cr_assert_eq(symlink("/dev/null", link), 0);
+    snprintf(words, sizeof words, "%s", link);
+    accept(&run, words);
+    cr_assert_str_eq(run.config.server.names, "nice");
+    config_close(&run.config);
+    unlink(link);
+    rmdir(dir);
+}
+
 Test(config, options_of_others_that_change_nothing_leave_a_note) {
     struct run run;
     accept(&run, "m -ngl 99 -fa --jinja --flash-attn on --trust-remote-code --dtype auto"
@@ -398,7 +431,8 @@ Test(config, options_of_others_that_change_nothing_leave_a_note) {
 
 Test(config, options_of_others_that_keepd_lacks_say_what_to_do) {
     refuse("m --gpu-memory-utilization 0.9", "", "--gpu-memory-utilization", "use --kv-pool-bytes");
-    refuse("-hf org/name:Q4_K_M", "", "-hf", "hf download ORG/NAME");
+    refuse("-hff file", "", "-hff", "hf:OWNER/NAME:FILE.gguf");
+    refuse("m --offline", "", "--offline", "HF_HUB_OFFLINE=1");
     refuse("m --rope-freq-base=1e6", "", "--rope-*", "--rope-freq-base is not an option of keepd");
     refuse("m -ctk q8_0", "", "-ctk", "use --kv-dtype q8");
     refuse_file("ctx-size = 1\n", ERR_INVALID, "did you mean 'max-model-len'?");

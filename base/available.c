@@ -1,4 +1,4 @@
-#include "engine/available.h"
+#include "base/available.h"
 
 #include <limits.h>
 #include <stdbool.h>

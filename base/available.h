@@ -1,6 +1,6 @@
 /* The memory that this process may still use. Pure but for the files that it reads; any thread. */
-#ifndef KEEPD_ENGINE_AVAILABLE_H
-#define KEEPD_ENGINE_AVAILABLE_H
+#ifndef KEEPD_BASE_AVAILABLE_H
+#define KEEPD_BASE_AVAILABLE_H
 
 #include <stdint.h>
 
