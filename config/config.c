@@ -651,7 +651,8 @@ static int load_behind(struct loader *load, const struct foreign *foreign, const
         return fault_set(load->fault, ERR_INVALID, foreign->name,
                          "command line: %.60s needs a value", args[0]);
     snprintf(text, sizeof text, "=%s%s", foreign->text, own);
-    int rc = load_flag(load, find_option(foreign->option, strlen(foreign->option)), text, args, used);
+    int rc =
+        load_flag(load, find_option(foreign->option, strlen(foreign->option)), text, args, used);
     *used = value ? 1 : 2;
     return rc;
 }
@@ -698,7 +699,7 @@ static const struct option *find_flag(const char *arg, size_t size) {
 /* Returns the command that a first word probably means, with at most one edit per three letters;
  * NULL: none. */
 static const char *nearest_command(const char *word) {
-    static const char *const commands[] = {"serve", "chat", "bench", "fit",
+    static const char *const commands[] = {"serve", "chat", "bench",  "fit",
                                            "pull",  "help", "version"};
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
         if (edit_distance(word, strlen(word), commands[i]) <= strlen(commands[i]) / 3)
@@ -855,8 +856,8 @@ static int load_file(struct loader *load) {
 /* --- the whole --- */
 
 /* Names the model by its path: "bundled/keepd-nano/" -> "keepd-nano", "a/b.gguf" -> "b"; links are
- * not followed, because files of the hub's cache have names and the files behind them have sums. "."
- * and ".." are resolved first. A model of the hub has the name that was given. */
+ * not followed, because files of the hub's cache have names and the files behind them have sums.
+ * "." and ".." are resolved first. A model of the hub has the name that was given. */
 static void name_model(struct config *config) {
     const char *given = config->engine.model_dir, *dots = strrchr(given, '.');
     const bool resolve = dots && !dots[1 + strspn(dots + 1, "/")];

@@ -68,18 +68,19 @@ static void print_option(FILE *out, const struct option *option) {
 }
 
 void config_help(FILE *out) {
-    fputs("Usage: keepd MODEL [options]     serves it; --model MODEL means the same\n"
-          "       keepd chat [URL]      chats with a daemon: keepd chat --help\n"
-          "       keepd bench MODEL     measures prompt and generation rates: keepd bench --help\n"
-          "       keepd pull NAME       fetches a model of the Hugging Face Hub: keepd pull --help\n"
-          "       keepd fit MODEL       fits retention gates to a model: keepd fit --help\n"
-          "\n"
-          "Serves a language model over the OpenAI HTTP API with a bounded key/value cache.\n"
-          "Every option is also read from the environment (KEEPD_KV_BUDGET for --kv-budget) and\n"
-          "from the file given with --config (kv-budget = 512). The command line overrides the\n"
-          "environment, and the environment overrides the file. Defaults are in brackets.\n"
-          "Names that llama-server, vLLM and SGLang have for the same options are understood.\n",
-          out);
+    fputs(
+        "Usage: keepd MODEL [options]     serves it; --model MODEL means the same\n"
+        "       keepd chat [URL]      chats with a daemon: keepd chat --help\n"
+        "       keepd bench MODEL     measures prompt and generation rates: keepd bench --help\n"
+        "       keepd pull NAME       fetches a model of the Hugging Face Hub: keepd pull --help\n"
+        "       keepd fit MODEL       fits retention gates to a model: keepd fit --help\n"
+        "\n"
+        "Serves a language model over the OpenAI HTTP API with a bounded key/value cache.\n"
+        "Every option is also read from the environment (KEEPD_KV_BUDGET for --kv-budget) and\n"
+        "from the file given with --config (kv-budget = 512). The command line overrides the\n"
+        "environment, and the environment overrides the file. Defaults are in brackets.\n"
+        "Names that llama-server, vLLM and SGLang have for the same options are understood.\n",
+        out);
     for (size_t i = 0; i < config_option_count; i++) {
         if (config_options[i].name)
             print_option(out, &config_options[i]);

@@ -21,12 +21,12 @@
 #include "daemon/hub_http.h"
 #include "daemon/progress.h"
 
-#define ANSWER_BYTES_MAX ((size_t)64 << 20) /* of a list of files, and of an index */
+#define ANSWER_BYTES_MAX ((size_t)64 << 20) /* size of a list of files, and of an index */
 #define PAGES_MAX        64
-#define ATTEMPTS         5                      /* in a row that bring next to nothing */
-#define PROGRESS_BYTES   ((int64_t)256 << 10)   /* an attempt that brings so much counts as none */
-#define PAUSE_MS         1000                   /* after the first failure, then twice as long */
-#define DISK_SPARE       ((int64_t)16 << 20)    /* for what is written beside the files */
+#define ATTEMPTS         5                    /* in a row that bring next to nothing */
+#define PROGRESS_BYTES   ((int64_t)256 << 10) /* an attempt that brings so much counts as none */
+#define PAUSE_MS         1000                 /* after the first failure, then twice as long */
+#define DISK_SPARE       ((int64_t)16 << 20)  /* for what is written beside the files */
 #define LIST_BYTES_MAX   ((size_t)1 << 20)
 #define READ_BYTES       ((size_t)1 << 20)
 
@@ -53,9 +53,8 @@ static void pause_before(int failures, int wait_s) {
 }
 
 static int say_gated(const struct hub *hub, struct fault *fault) {
-    return fault_set(fault, ERR_NOTFOUND, "model",
-                     "%s is gated: accept its terms at %.100s/%s%s", hub->name.repo, hub_endpoint(),
-                     hub->name.repo,
+    return fault_set(fault, ERR_NOTFOUND, "model", "%s is gated: accept its terms at %.100s/%s%s",
+                     hub->name.repo, hub_endpoint(), hub->name.repo,
                      hub->has_token ? " with the account that the token belongs to"
                                     : ", then give a token of that account: HF_TOKEN=..., or hf "
                                       "auth login");
@@ -87,8 +86,7 @@ static int explain_answer(const struct hub *hub, const struct hub_answer *answer
         return fault_set(fault, ERR_NOTFOUND, "model", "the hub has no %s%s%.150s", repo,
                          answer->message[0] ? ": " : "", answer->message);
     if (answer->status == 429)
-        return fault_set(fault, rc, "model",
-                         "the hub asks to wait: too many requests%s",
+        return fault_set(fault, rc, "model", "the hub asks to wait: too many requests%s",
                          hub->has_token ? "" : "; with a token (HF_TOKEN) it allows more");
     if (answer->unreachable && fault) {
         snprintf(why, sizeof why, "%.190s", fault->text);
@@ -228,7 +226,7 @@ struct part {
     int64_t size; /* bytes that are here */
     struct sum sum;
     bool begun;   /* the answer has brought something */
-    bool spoiled; /* it brought what cannot be of this file */
+    bool spoiled; /* the answer brought more than the file has */
     struct fault *fault;
 };
 
@@ -338,7 +336,7 @@ static int fetch_rest(struct part *part, struct fault *fault) {
         pause_before(failures ? failures : 1, answer.wait_s);
     }
     buf_close(&path);
-    if (part->spoiled) return 0; /* its sum is judged */
+    if (part->spoiled) return 0; /* finish_part refuses it */
     if (rc == ERR_STOPPED) return fault->code;
     return rc ? explain_answer(hub, &answer, rc, fault) : 0;
 }
@@ -352,7 +350,8 @@ static int finish_part(struct part *part, const char *blob, struct fault *fault)
         return fault_set(fault, ERR_IO, "model",
                          "%.150s: what arrived has %s, and the hub says %.12s...: it was deleted; "
                          "pull again, or ask who runs the address in between",
-                         part->file->path, part->spoiled ? "more bytes than it should" : "another sum",
+                         part->file->path,
+                         part->spoiled ? "more bytes than it should" : "another sum",
                          part->file->oid);
     }
     if (fdatasync(part->fd) != 0) return disk_fault(part, fault);
@@ -532,8 +531,7 @@ static int find_in_hub(struct hub *hub, char *path, size_t size, struct fault *f
     int rc = open_hub(hub, fault);
     if (rc) return rc;
     rc = hub_choose(&hub->name, &hub->tree, &hub->choice, fault);
-    if (rc || hub->choice.by_default)
-        print_models(hub, rc ? SIZE_MAX : hub->choice.file, stderr);
+    if (rc || hub->choice.by_default) print_models(hub, rc ? SIZE_MAX : hub->choice.file, stderr);
     if (!rc) rc = check_memory(hub, fault);
     if (rc) return rc;
     progress_open(&hub->progress, PROGRESS_FETCHING, isatty(STDERR_FILENO));
@@ -585,8 +583,8 @@ int hub_list(const char *text, FILE *out, struct fault *fault) {
     rc = hub_is_offline() ? say_offline(hub, fault) : open_hub(hub, fault);
     if (!rc) {
         const int chosen = hub_choose(&hub->name, &hub->tree, &hub->choice, fault);
-        print_models(hub, chosen == 0 && hub->choice.format == HUB_GGUF ? hub->choice.file : SIZE_MAX,
-                     out);
+        print_models(
+            hub, chosen == 0 && hub->choice.format == HUB_GGUF ? hub->choice.file : SIZE_MAX, out);
     }
     close_hub(hub);
     return rc;
@@ -597,7 +595,8 @@ int hub_list(const char *text, FILE *out, struct fault *fault) {
 static void pull_help(FILE *out) {
     fputs("Usage: keepd pull OWNER/NAME[@REVISION][:QUANTISATION | :FILE.gguf]\n"
           "\n"
-          "Fetches a model of the Hugging Face Hub into its cache on this machine, which transformers\n"
+          "Fetches a model of the Hugging Face Hub into its cache on this machine, which "
+          "transformers\n"
           "and llama.cpp use, too, and prints its path. Without a quantisation: the files of a\n"
           "directory of safetensors; of a repository with GGUF files the one in 4 bits (Q4_K_M if\n"
           "there is one), after a list of all, with what fits into this machine's memory.\n"
@@ -607,7 +606,8 @@ static void pull_help(FILE *out) {
           "the files are here.\n"
           "\n"
           "Environment: HF_TOKEN, for gated and private models (or the file that hf auth login\n"
-          "writes); HF_HOME or HF_HUB_CACHE, where the cache is; HF_ENDPOINT, another address of the\n"
+          "writes); HF_HOME or HF_HUB_CACHE, where the cache is; HF_ENDPOINT, another address of "
+          "the\n"
           "hub; HF_HUB_OFFLINE=1, to fetch nothing; https_proxy.\n",
           out);
 }

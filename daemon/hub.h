@@ -1,9 +1,9 @@
 /* Models of the Hugging Face Hub: found in its cache, fetched into it.
  *
  * A file is fetched into blobs/OID.incomplete, goes on where it was when a connection breaks or the
- * program is started again, and gets its name only when its sum is the one that the hub gave: SHA-256
- * of large files, git's SHA-1 of small ones. The revision's commit is noted last, so that a name
- * finds either the files of before or all of the new ones. Other programs with the same cache
+ * program is started again, and gets its name only when its sum is the one that the hub gave:
+ * SHA-256 of large files, git's SHA-1 of small ones. The revision's commit is noted last, so that a
+ * name finds either the files of before or all of the new ones. Other programs with the same cache
  * (transformers, llama.cpp) find what is fetched here, and the reverse.
  *
  * Thread: the one that opens the engine. All of it waits. */

@@ -127,8 +127,8 @@ bool hub_is_commit(const char *text) {
 
 bool hub_snapshot_path(const struct hub_repo *repo, const char *commit, const char *path, char *out,
                        size_t size) {
-    const int n = snprintf(out, size, "%s/snapshots/%s%s%s", repo->folder, commit,
-                           path[0] ? "/" : "", path);
+    const int n =
+        snprintf(out, size, "%s/snapshots/%s%s%s", repo->folder, commit, path[0] ? "/" : "", path);
     return n > 0 && (size_t)n < size;
 }
 

@@ -16,7 +16,7 @@
 #define WAIT_MAX      300 /* seconds that a hub may ask to wait */
 #define URL_MAX       8192
 
-/* What decides where a request may go and what it carries. */
+/* The part of an address that decides where a request may go and what it carries. */
 struct origin {
     char scheme[8], host[256], port[8];
     bool here; /* this machine */
@@ -200,8 +200,9 @@ static int hub_fault(const struct hub_http *http, struct hub_answer *answer, CUR
     if (code != CURLE_OK) {
         answer->unreachable = code == CURLE_COULDNT_RESOLVE_HOST || code == CURLE_COULDNT_CONNECT ||
                               code == CURLE_COULDNT_RESOLVE_PROXY;
-        answer->again = code != CURLE_PEER_FAILED_VERIFICATION && code != CURLE_SSL_CACERT_BADFILE &&
-                        code != CURLE_UNSUPPORTED_PROTOCOL && code != CURLE_URL_MALFORMAT;
+        answer->again = code != CURLE_PEER_FAILED_VERIFICATION &&
+                        code != CURLE_SSL_CACERT_BADFILE && code != CURLE_UNSUPPORTED_PROTOCOL &&
+                        code != CURLE_URL_MALFORMAT;
         return fault_set(fault, ERR_IO, "model", "%s: %.200s", host,
                          why[0] ? why : http->curl.easy_strerror(code));
     }
@@ -244,9 +245,9 @@ static int set_endpoint(struct hub_http *http, const char *endpoint, struct faul
     if (size > 1024 || !origin_of(&http->curl, endpoint, &http->hub))
         return fault_set(fault, ERR_INVALID, "HF_ENDPOINT", "expected https://HOST");
     if (strcmp(http->hub.scheme, "https") != 0 && !may_ask(http, &http->hub))
-        return fault_set(fault, ERR_INVALID, "HF_ENDPOINT",
-                         "%.200s: http is accepted for this machine alone; name an https:// address",
-                         endpoint);
+        return fault_set(
+            fault, ERR_INVALID, "HF_ENDPOINT",
+            "%.200s: http is accepted for this machine alone; name an https:// address", endpoint);
     http->endpoint = mem_must_alloc(size + 1, 1);
     memcpy(http->endpoint, endpoint, size);
     return 0;

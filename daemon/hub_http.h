@@ -21,15 +21,15 @@ int hub_http_open(const char *endpoint, const char *token, struct hub_http **out
 void hub_http_close(struct hub_http *http); /* NULL is allowed */
 
 struct hub_answer {
-    long status;         /* 0: there was no answer */
-    bool again;          /* the same request may succeed later: the connection broke, or the hub is
-                            busy (429, 5xx) */
-    bool unreachable;    /* no connection came about */
-    int wait_s;          /* the hub asks to wait so long; 0: it does not say */
-    int64_t from;        /* the first byte of the file that is sent, 0 unless it is a part */
-    char code[64];       /* X-Error-Code */
-    char message[200];   /* X-Error-Message */
-    char next[1024];     /* address of the next page; "" = none */
+    long status;       /* 0: there was no answer */
+    bool again;        /* the same request may succeed later: the connection broke, or the hub is
+                          busy (429, 5xx) */
+    bool unreachable;  /* no connection came about */
+    int wait_s;        /* the hub asks to wait so long; 0: it does not say */
+    int64_t from;      /* the first byte of the file that is sent, 0 unless it is a part */
+    char code[64];     /* X-Error-Code */
+    char message[200]; /* X-Error-Message */
+    char next[1024];   /* address of the next page; "" = none */
 };
 
 /* Takes a part of the body of an answer with status 200 or 206; false ends the request. */

@@ -12,7 +12,7 @@
 #define TREE_BYTES_MAX  ((size_t)64 << 20)
 #define TREE_DEPTH_MAX  16
 #define TREE_NODES_MAX  ((size_t)1 << 20)
-#define SMALL_BYTES_MAX ((int64_t)256 << 20) /* of a file that is no weights */
+#define SMALL_BYTES_MAX ((int64_t)256 << 20) /* size of a file beside the weights */
 #define CACHE_ROOM      ((int64_t)256 << 20)
 #define PROCESS_ROOM    ((int64_t)60 << 20)
 
@@ -46,8 +46,8 @@ static const char *skip_front(const char *text, bool *address) {
     return text;
 }
 
-/* One of the two parts of a repository's name: the hub permits 96 letters, and no two signs that
- * stand for a folder's slash in the cache. */
+/* Checks one of the two parts of a repository's name: the hub permits 96 letters, and no two signs
+ * that stand for a folder's slash in the cache. */
 static bool is_repo_part(const char *part, size_t size) {
     if (size == 0 || size > 96 || part[0] == '.' || part[0] == '-') return false;
     if (part[size - 1] == '.' || part[size - 1] == '-') return false;
@@ -70,8 +70,9 @@ static bool is_path(const char *path) {
 }
 
 static bool is_revision(const char *text) {
-    return is_path(text) && !text[strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-                                               "0123456789._-/+")];
+    return is_path(text) &&
+           !text[strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                              "0123456789._-/+")];
 }
 
 static int refuse_name(const char *text, struct fault *fault) {
@@ -88,7 +89,7 @@ static bool take_text(char *out, size_t room, const char *from, size_t size) {
     return true;
 }
 
-/* What an address has behind the repository: /tree/REVISION, /blob/REVISION/FILE,
+/* Reads the rest of an address behind the repository: /tree/REVISION, /blob/REVISION/FILE,
  * /resolve/REVISION/FILE. A revision in it has no slash. */
 static bool parse_address(const char *rest, struct hub_name *name) {
     char whole[512];
@@ -98,8 +99,8 @@ static bool parse_address(const char *rest, struct hub_name *name) {
     char *at = whole + (whole[0] == '/');
     if (!*at) return true;
     const size_t kind = strcspn(at, "/");
-    const bool tree = strncmp(at, "tree", kind) == 0, file = strncmp(at, "blob", kind) == 0 ||
-                                                             strncmp(at, "resolve", kind) == 0;
+    const bool tree = strncmp(at, "tree", kind) == 0,
+               file = strncmp(at, "blob", kind) == 0 || strncmp(at, "resolve", kind) == 0;
     if (!tree && !file) return false;
     at += kind + (at[kind] == '/');
     const size_t revision = strcspn(at, "/");
@@ -109,14 +110,14 @@ static bool parse_address(const char *rest, struct hub_name *name) {
     return file && take_text(name->pick, sizeof name->pick, at, strlen(at));
 }
 
-/* What a name has behind the repository: @REVISION and :PICK, in any order. */
+/* Reads the rest of a name behind the repository: @REVISION and :PICK, in any order. */
 static bool parse_rest(const char *rest, struct hub_name *name) {
     while (*rest) {
         const size_t size = strcspn(rest + 1, *rest == '@' ? ":" : "@");
-        const bool taken =
-            *rest == '@'   ? take_text(name->revision, sizeof name->revision, rest + 1, size)
-            : *rest == ':' ? take_text(name->pick, sizeof name->pick, rest + 1, size)
-                           : false;
+        const bool taken = *rest == '@'
+                               ? take_text(name->revision, sizeof name->revision, rest + 1, size)
+                           : *rest == ':' ? take_text(name->pick, sizeof name->pick, rest + 1, size)
+                                          : false;
         if (!taken) return false;
         rest += 1 + size;
     }
@@ -134,9 +135,8 @@ int hub_name_parse(const char *text, struct hub_name *name, struct fault *fault)
         !take_text(name->repo, sizeof name->repo, at, size))
         return refuse_name(text, fault);
     at += size;
-    const bool good = address && (*at == '/' || *at == '?' || *at == '#')
-                          ? parse_address(at, name)
-                          : parse_rest(at, name);
+    const bool good = address && (*at == '/' || *at == '?' || *at == '#') ? parse_address(at, name)
+                                                                          : parse_rest(at, name);
     if (!good || !is_revision(name->revision) || (name->pick[0] && !is_path(name->pick)))
         return refuse_name(text, fault);
     return 0;
@@ -159,8 +159,8 @@ static bool is_oid(const char *text) {
 static bool grow_tree(struct hub_tree *tree) {
     if (tree->count < tree->capacity) return true;
     const size_t more = tree->capacity ? 2 * tree->capacity : 64;
-    struct hub_file *files = mem_try_realloc(tree->files, tree->capacity * sizeof *files,
-                                             more * sizeof *files);
+    struct hub_file *files =
+        mem_try_realloc(tree->files, tree->capacity * sizeof *files, more * sizeof *files);
     if (!files) return false;
     tree->files = files;
     tree->capacity = more;
@@ -254,7 +254,8 @@ static bool has_word(const char *path, size_t size, const char *word, bool end) 
     const size_t length = strlen(word);
     for (size_t i = 0; i + length <= size; i++) {
         if (strncasecmp(path + i, word, length) != 0) continue;
-        const char before = i ? path[i - 1] : '/', behind = i + length < size ? path[i + length] : '/';
+        const char before = i ? path[i - 1] : '/',
+                   behind = i + length < size ? path[i + length] : '/';
         if (isalnum((unsigned char)before) || before == '_') continue;
         if (isalnum((unsigned char)behind) || behind == '_') continue;
         if (!end || i + length == size) return true;
@@ -432,20 +433,29 @@ static bool is_directory_model(const struct hub_tree *tree) {
 
 /* The files beside the weights that a directory needs. */
 static bool is_beside(const char *path) {
-    static const char *const names[] = {
-        "config.json",          "generation_config.json",  "tokenizer.json",
-        "vocab.json",           "merges.txt",              "tokenizer_config.json",
-        "added_tokens.json",    "special_tokens_map.json", "chat_template.json",
-        "chat_template.jinja",  "hf_quant_config.json",    "tokenizer.model",
-        "tekken.json",          HUB_INDEX,                 "gates.safetensors",
-        "preprocessor_config.json", "additional_chat_templates/tool_use.jinja"};
+    static const char *const names[] = {"config.json",
+                                        "generation_config.json",
+                                        "tokenizer.json",
+                                        "vocab.json",
+                                        "merges.txt",
+                                        "tokenizer_config.json",
+                                        "added_tokens.json",
+                                        "special_tokens_map.json",
+                                        "chat_template.json",
+                                        "chat_template.jinja",
+                                        "hf_quant_config.json",
+                                        "tokenizer.model",
+                                        "tekken.json",
+                                        HUB_INDEX,
+                                        "gates.safetensors",
+                                        "preprocessor_config.json",
+                                        "additional_chat_templates/tool_use.jinja"};
     for (size_t i = 0; i < COUNT(names); i++)
         if (strcmp(path, names[i]) == 0) return true;
     return false;
 }
 
-static int choose_directory(struct hub_tree *tree, struct hub_choice *choice,
-                            struct fault *fault) {
+static int choose_directory(struct hub_tree *tree, struct hub_choice *choice, struct fault *fault) {
     struct hub_file *whole = hub_tree_find(tree, "model.safetensors");
     const bool index = hub_tree_find(tree, HUB_INDEX) != NULL;
     choice->format = HUB_DIRECTORY;
@@ -519,8 +529,8 @@ int hub_want_shards(struct hub_tree *tree, const char *json, size_t size, int64_
         last = path;
         struct hub_file *file = hub_tree_find(tree, path);
         if (!file)
-            rc = fault_set(fault, ERR_NOTFOUND, HUB_INDEX, "names %.200s, which is not there",
-                           path);
+            rc =
+                fault_set(fault, ERR_NOTFOUND, HUB_INDEX, "names %.200s, which is not there", path);
         else if (!file->wanted)
             *bytes += file->size;
         if (file) file->wanted = true;
@@ -529,7 +539,7 @@ int hub_want_shards(struct hub_tree *tree, const char *json, size_t size, int64_
     return rc;
 }
 
-/* ---- What there is ---- */
+/* ---- Lists for people ---- */
 
 static void describe_model(const char *label, int64_t bytes, const char *fits, const char *end,
                            struct buf *out) {
@@ -548,7 +558,7 @@ void hub_describe(const struct hub_tree *tree, int64_t memory, size_t chosen, st
         describe_model("safetensors", bytes, words[hub_need(bytes) <= memory], "", out);
     for (size_t i = 0; i < count; i++) {
         const struct hub_model *model = &models[i];
-        const char *fits = !hub_is_read(model->label)      ? "is not read by keepd"
+        const char *fits = !hub_is_read(model->label)     ? "is not read by keepd"
                            : model->found != model->parts ? "is not complete"
                                                           : words[hub_need(model->bytes) <= memory];
         describe_model(model->label, model->bytes, fits,

@@ -20,9 +20,9 @@
 #include "base/err.h"
 
 struct hub_name {
-    char repo[200];      /* OWNER/NAME */
-    char revision[128];  /* "main" by default */
-    char pick[256];      /* quantisation or file; "": none was named */
+    char repo[200];     /* OWNER/NAME */
+    char revision[128]; /* "main" by default */
+    char pick[256];     /* quantisation or file; "": none was named */
 };
 
 /* Whether a model is to be looked for in the hub: it begins with hf: or hf://. */
@@ -59,11 +59,11 @@ struct hub_file *hub_tree_find(const struct hub_tree *tree, const char *path);
 
 /* A GGUF model of a repository: one file, or all parts of a split one. */
 struct hub_model {
-    size_t first;  /* index of the file that is named to open it */
-    int parts;     /* of the model; 1: it is not split */
-    int found;     /* of these, in the repository */
-    int64_t bytes; /* of the parts that were found */
-    char label[64]; /* its quantisation as a name says it, or its file's name */
+    size_t first;   /* index of the file that is named to open it */
+    int parts;      /* number of the model's parts; 1: it is not split */
+    int found;      /* parts that the repository has */
+    int64_t bytes;  /* sum of the parts that were found */
+    char label[64]; /* quantisation as a name says it, or the file's name */
 };
 
 #define HUB_MODELS_MAX 256
@@ -82,7 +82,7 @@ struct hub_choice {
     enum hub_format format;
     bool by_default; /* the name names none, and the repository has several */
     size_t file;     /* GGUF: index of the file to open */
-    int64_t bytes;   /* of weights */
+    int64_t bytes;   /* size of the weights */
     char label[64];
 };
 

@@ -1,6 +1,6 @@
-/* Progress while the model is fetched, loads, or is rounded for a file: on a terminal one line that is drawn
- * again, with bytes, rate and the time that is left; elsewhere one log line at the beginning and
- * one at the end. The service manager is notified every second.
+/* Progress while the model is fetched, loads, or is rounded for a file: on a terminal one line that
+ * is drawn again, with bytes, rate and the time that is left; elsewhere one log line at the
+ * beginning and one at the end. The service manager is notified every second.
  *
  * Thread: the one that opens the engine. */
 #ifndef KEEPD_DAEMON_PROGRESS_H

@@ -18,7 +18,7 @@ def oid_of(data):
 class Repository:
     def __init__(self, files, gated=False, private=False):
         self.files, self.gated, self.private = dict(files), gated, private
-        self.sent = {}  # what is sent in place of a file
+        self.sent = {}  # bytes that are sent in place of a file's
         self.commits = {}
         self.commit("main")
 

@@ -72,7 +72,7 @@ def puller(tmp_path, hub):
     return Puller(tmp_path, hub)
 
 
-# --- what is fetched, and where it lies ---
+# --- files that are fetched, and where they lie ---
 
 def test_a_quantisation_lies_as_the_hub_has_it(puller, hub):
     path = puller.pull("org/gguf:Q8_0")
@@ -173,7 +173,7 @@ def test_a_repository_with_a_new_name(puller, hub):
     assert puller.pull("old/name:Q8_0").read_bytes() == GGUF["m-Q8_0.gguf"]
 
 
-# --- what breaks ---
+# --- faults ---
 
 def test_a_connection_that_breaks_goes_on(puller, hub):
     hub.cuts = [300_000, 300_000, 100]
@@ -185,7 +185,7 @@ def test_a_connection_that_breaks_goes_on(puller, hub):
 def test_attempts_have_a_bound_and_the_part_is_kept(puller, hub):
     hub.cuts = [300_000] + [10] * 20
     text = puller.fails("org/gguf:Q8_0", 1)
-    assert len(hub.gets("/blobs/")) == 6 and "127.0.0.1" in text  # one that helped, and five that did not
+    assert len(hub.gets("/blobs/")) == 6 and "127.0.0.1" in text  # the first helped, the other five did not
     part = puller.folder() / "blobs" / f"{oid_of(GGUF['m-Q8_0.gguf'])}.incomplete"
     assert part.stat().st_size == 300_050 and not (puller.folder() / "refs").exists()
     hub.cuts = []
@@ -295,7 +295,7 @@ def test_two_at_once_fetch_once(puller, hub):
     process.communicate()
 
 
-# --- who may read, and who is told ---
+# --- tokens ---
 
 def test_a_gated_model_says_what_to_do(puller, hub):
     hub.repositories["org/gguf"].gated = True

@@ -169,9 +169,13 @@ Test(hub_name, directories) {
 }
 
 Test(hub_name, shards_by_the_index) {
-    static const char index[] = "{\"weight_map\": {\"a\": \"2.safetensors\", \"b\": \"1.safetensors\","
-                                "\"c\": \"2.safetensors\"}}";
-    static const char *const wrong[] = {"", "[]", "{}", "{\"weight_map\": []}",
+    static const char index[] =
+        "{\"weight_map\": {\"a\": \"2.safetensors\", \"b\": \"1.safetensors\","
+        "\"c\": \"2.safetensors\"}}";
+    static const char *const wrong[] = {"",
+                                        "[]",
+                                        "{}",
+                                        "{\"weight_map\": []}",
                                         "{\"weight_map\": {\"a\": 1}}",
                                         "{\"weight_map\": {\"a\": \"3.safetensors\"}}"};
     int64_t bytes = 0;
@@ -207,7 +211,8 @@ Test(hub_name, lists_of_files) {
 
 /* Every allocation may fail. */
 Test(hub_name, short_memory) {
-    static const char list[] = "[{\"type\":\"file\",\"oid\":\"" OID "\",\"size\":7,\"path\":\"a\"}]";
+    static const char list[] =
+        "[{\"type\":\"file\",\"oid\":\"" OID "\",\"size\":7,\"path\":\"a\"}]";
     struct fault fault;
     for (long n = 0;; n++) {
         mem_fail_after(n);
@@ -231,12 +236,12 @@ Test(hub_name, what_fits) {
               "x-Q8_0-00001-of-00002.gguf 1000000000 y-F16.gguf 3000000000");
     (void)chosen("Q4_K_M");
     hub_describe(&tree, 2000000000, SIZE_MAX, &out);
-    cr_expect_str_eq(out.data,
-                     "  UD-IQ1_S             0.40 GB, needs 0.73 GB of memory: is not read by keepd\n"
-                     "  IQ2_XS               0.50 GB, needs 0.83 GB of memory: is not read by keepd\n"
-                     "  Q4_K_M               1.00 GB, needs 1.33 GB of memory: fits\n"
-                     "  Q8_0                 1.00 GB, needs 1.33 GB of memory: is not complete\n"
-                     "  F16                  3.00 GB, needs 3.33 GB of memory: does not fit\n");
+    cr_expect_str_eq(
+        out.data, "  UD-IQ1_S             0.40 GB, needs 0.73 GB of memory: is not read by keepd\n"
+                  "  IQ2_XS               0.50 GB, needs 0.83 GB of memory: is not read by keepd\n"
+                  "  Q4_K_M               1.00 GB, needs 1.33 GB of memory: fits\n"
+                  "  Q8_0                 1.00 GB, needs 1.33 GB of memory: is not complete\n"
+                  "  F16                  3.00 GB, needs 3.33 GB of memory: does not fit\n");
     buf_close(&out);
     hub_tree_close(&tree);
 }
