@@ -18,7 +18,8 @@ enum foreign_value { FOREIGN_FLAG, FOREIGN_ONE, FOREIGN_WORD };
 struct foreign {
     const char *name;   /* with its dashes; a * at the end stands for any rest */
     const char *option; /* SAME, SET, FRONT: the option here */
-    const char *text; /* SET: the value; FRONT: what stands before it; NOTHING: why; INSTEAD: what to do, after "use" or a verb */
+    const char *text;   /* SET: the value; FRONT: what stands before it; NOTHING: why; INSTEAD: what
+                           to do, after "use" or a verb */
     enum foreign_kind kind;
     enum foreign_value value;
 };
