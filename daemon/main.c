@@ -29,9 +29,7 @@
 #include "server/systemd.h"
 
 #define INSPECT_MAX ((size_t)1 << 20)
-#define EXIT_CONFIG                                                                                \
-    78 /* sysexits.h: the model or an option is refused; a restart will not help                   \
-        */
+#define EXIT_CONFIG 78 /* sysexits.h: a model or option is refused; a restart will not help */
 
 /* --- callbacks of the engine --- */
 
