@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from conftest import BINARY, ROOT, find_built
+from conftest import BINARY, FAKE, ROOT, find_built
 
 sys.path.insert(0, str(ROOT / "tests"))
 from hub_server import TOKEN, Hub, Repository, oid_of  # noqa: E402
@@ -353,6 +353,9 @@ def test_lists_that_a_hub_does_not_send(puller, hub, item):
 
 # --- serving ---
 
+without_a_model = pytest.mark.skipif(not FAKE, reason="skip: the files are no model")
+
+
 def ready(process):
     line = process.stdout.readline()
     process.terminate()
@@ -360,6 +363,7 @@ def ready(process):
     return line, errors
 
 
+@without_a_model
 def test_a_start_fetches_once_and_then_needs_no_network(puller, hub):
     words = ("hf:org/gguf:Q8_0", "--port", "0")
     line, _ = ready(puller.start(*words))
@@ -386,6 +390,7 @@ def test_a_start_that_cannot_fetch_may_be_tried_again(puller):
     assert puller.run("hf:org/gguf:Q5_0", "--port", "0").returncode == 78
 
 
+@without_a_model
 def test_a_check_fetches_nothing(puller, hub):
     r = puller.run("hf:org/gguf:Q8_0", "--check-config")
     assert r.returncode == 78 and "a start fetches it: model: hf:org/gguf:Q8_0 is not in the cache" in r.stderr and not hub.requests
@@ -415,6 +420,7 @@ def test_a_download_that_was_stopped_goes_on(puller, hub):
 
 # --- other programs ---
 
+@without_a_model
 def test_the_library_of_the_hub_finds_the_same_files(puller, hub):
     """Runs where huggingface_hub is installed."""
     pytest.importorskip("huggingface_hub")
