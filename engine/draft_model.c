@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/available.h"
 #include "base/log.h"
-#include "engine/available.h"
 #include "model/path.h"
 
 /* All caches of draft models together may take one of so many parts of the free memory. */
