@@ -178,6 +178,16 @@ double pace_part(const struct pace *of, int more, const struct pace *pace, int r
     return rows_ns(of, more) / rows_ns(pace, rows);
 }
 
+/* Steps of one size say what the others are supposed to take. */
+static void doubt_others(struct pace *pace, int size) {
+    const double *x = pace->drafts_rows, one = pace->drafts_ns[size] / supposed(x[size]);
+    for (int i = 0; i < PACE_SIZES; i++) {
+        double above = pace->drafts_ns[i] - one * supposed(x[i]);
+        if (i != size && pace->drafts_ns[i] > 0 && above > 0)
+            pace->drafts_ns[i] -= PACE_DOUBT * above;
+    }
+}
+
 void pace_note_drafts(struct pace *pace, int rows, int64_t ns) {
     int size = size_class(rows);
     if (ns <= 0) return;
@@ -189,4 +199,5 @@ void pace_note_drafts(struct pace *pace, int rows, int64_t ns) {
     if (*mean <= 0) pace->drafts_rows[size] = 0;
     mean_in(&pace->drafts_rows[size], rows, 0.25);
     mean_in(mean, (double)ns, 0.25);
+    doubt_others(pace, size);
 }

@@ -32,8 +32,9 @@ struct pace {
      * rows, the last also of more; 0 = not known. */
     double prompt_ns[PACE_SIZES], prompt_rows[PACE_SIZES];
     /* Nanoseconds and rows of steps without prompt rows, drafts included, [i] of more than 2^(i-1)
-     * and up to 2^i rows, the last also of more; 0 = not known. Forgotten now and then, so that one
-     * slow step does not keep a number of rows from ever being tried again. */
+     * and up to 2^i rows, the last also of more; 0 = not known. Doubted with every other step and
+     * forgotten now and then, so that one slow step does not keep a number of rows from being tried
+     * again. */
     double drafts_ns[PACE_SIZES], drafts_rows[PACE_SIZES];
     int drafts_noted; /* since they were forgotten last */
 };
@@ -41,6 +42,7 @@ struct pace {
 /* The part of a step of one row that a further row adds, while that was not measured. */
 #define PACE_ROW_PART    0.12
 #define PACE_DRAFT_STEPS 1024 /* steps after which the times of drafts are measured anew */
+#define PACE_DOUBT       0.04 /* part of what they are above what is supposed, lost in each step */
 
 /* Steps of prompts alone take about so long and have at least so many rows, so that a chat that
  * arrives meanwhile is read soon: fewer rows than that cost more processor time for each. */

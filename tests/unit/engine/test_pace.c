@@ -185,3 +185,18 @@ Test(pace, times_of_drafts_are_measured_anew) {
     for (int i = 0; i < PACE_DRAFT_STEPS; i++) pace_note_drafts(&pace, 1, 10000000);
     cr_assert_float_eq(pace_growth(&pace, 1, 2), 1 + PACE_ROW_PART, 1e-9);
 }
+
+Test(pace, slow_drafts_are_doubted) {
+    struct pace pace = {0};
+    pace_note_drafts(&pace, 1, 10000000);
+    pace_note_drafts(&pace, 2, 30000000);
+    cr_assert_gt(pace_growth(&pace, 1, 2), 2.9);
+    for (int i = 0; i < 80; i++) pace_note_drafts(&pace, 1, 10000000);
+    cr_assert_lt(pace_growth(&pace, 1, 2), 1.3);
+    cr_assert_gt(pace_growth(&pace, 1, 2), 1 + PACE_ROW_PART);
+    /* What is faster than supposed stays so. */
+    pace = (struct pace){0};
+    pace_note_drafts(&pace, 2, 10500000);
+    for (int i = 0; i < 80; i++) pace_note_drafts(&pace, 1, 10000000);
+    cr_assert_float_eq(pace_growth(&pace, 1, 2), 1.05, 1e-9);
+}

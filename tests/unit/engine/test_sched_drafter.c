@@ -188,3 +188,24 @@ Test(drafter, who_cannot_be_guessed_for_says_so) {
     cr_assert_eq(job.choice[0].undrafted, ENGINE_UNDRAFTED_STATES);
     engine_job_close(&job);
 }
+
+/* Times that were measured in a bad moment are forgotten. */
+Test(drafter, one_slow_step_does_not_decide_for_ever) {
+    for (int steps = DRAFTER_SKIPPED - 60; steps < 600; steps += 380) {
+        struct world w;
+        struct world_options options = options_of(1);
+        options.step_stretch = 200;
+        struct engine_job job = job_of(2, PROMPT, steps, full()), known = know(&job);
+        world_open(&w, &options);
+        w.sched.drafter.steps = DRAFTER_COLD;
+        pace_note_drafts(&w.sched.drafter.pace, 1, INT64_MAX / 2);
+        pace_note_drafts(&w.sched.pace, 1, world_step_ns(1, 0));
+        submit(&w, &job);
+        run_until_idle(&w);
+        cr_assert_eq(w.sched.counters.drafter_steps > 0, steps > DRAFTER_SKIPPED);
+        expect_same_answer(&known, &job);
+        world_close(&w);
+        engine_job_close(&known);
+        engine_job_close(&job);
+    }
+}
