@@ -164,6 +164,9 @@ const struct option config_options[] = {
      "key or value; they hold 1.9 and 3.4 times as many entries as bf16. q4: on the CPU only."},
 
     {.help = "Engine"},
+    {"pooling", CHOICE, AT(engine.pooling), 0, 0, "auto", "auto|last|mean|cls", 0,
+     "How a text becomes the vector of /v1/embeddings: the output of its last token, of its first, "
+     "or the mean over all tokens. auto: as the model's files say, otherwise last."},
     {"max-num-seqs", INT, AT(engine.max_num_seqs), 1, 65536, "64", "N", 0,
      "Maximum number of sequences that run at the same time."},
     {"max-num-batched-tokens", INT, AT(engine.max_num_batched_tokens), 1, 1048576, "2048", "N", 0,

@@ -191,8 +191,8 @@ int engine_submit(struct engine *e, struct engine_job *job) {
     if (atomic_load(&e->common.draining)) return ERR_STOPPED;
     const struct sched_options *options = &e->replicas[0].sched.options;
     CHECK(job->params); /* engine_check has resolved them */
-    int rc =
-        seq_job_alloc(job, options->text.token_bytes_max, reserve_all_streams(&options->shape));
+    int rc = seq_job_alloc(job, options->text.token_bytes_max, reserve_all_streams(&options->shape),
+                           e->info.width);
     if (rc != 0) return rc;
     job->queued_ns = clock_ns();
     e->entered--;
@@ -264,6 +264,10 @@ size_t engine_first_bytes(const struct engine *e, int32_t id, const char **bytes
 
 size_t engine_token_name(const struct engine *e, int32_t id, const char **name) {
     return tok_name(e->text.tok, id, name);
+}
+
+int engine_added_after(const struct engine *e) {
+    return tok_added_after(e->text.tok);
 }
 
 int engine_added_before(const struct engine *e) {

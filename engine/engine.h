@@ -80,6 +80,10 @@ static inline bool engine_chooses(const char *option) {
 
 #define ENGINE_ENDS_MAX 18 /* tokens that end an answer: of the configuration and of the texts */
 
+/* How a text becomes one vector: the last layer's outputs behind the final norm, of its last token,
+ * of its first, or their mean over all tokens. NONE: a text is read to be answered. */
+enum engine_pooling { ENGINE_POOL_NONE, ENGINE_POOL_LAST, ENGINE_POOL_MEAN, ENGINE_POOL_CLS };
+
 /* Facts about a model, found by a check of the options (check_only). */
 struct engine_found {
     char kv_policy[32], kv_dtype[8];
@@ -146,6 +150,8 @@ struct engine_options {
     const char *draft_model; /* guesses tokens: engine/steps/drafter.h; NULL or "" = none */
     int draft_tokens;        /* tokens that it remembers of a text */
     bool random_weights;
+    const char *pooling;      /* "auto" or NULL: as the model's files say, otherwise last; "last",
+                                 "mean", "cls": enum engine_pooling */
     const char *quantization; /* weight format: NULL or "none" as in the files, "fp8", "q8", "q4" */
     int calibrate;            /* see model_options; of engine_save */
     bool gates_follow;        /* with check_only: a start will have gates */
@@ -273,7 +279,10 @@ struct engine_info {
     const char *gates_from; /* none, given, beside, cache, fitted, random: engine_options.gates */
     int trained_budget;     /* the budget that the gates were trained for; 0 = unknown */
     int layers, heads_kv, head_dim, vocab; /* layers that hold entries; heads_kv: the most in one */
-    const int *layer_heads; /* [layers] KV heads of each, where they differ; NULL: heads_kv */
+    const int *layer_heads;      /* [layers] KV heads of each, where they differ; NULL: heads_kv */
+    int width;                   /* numbers of a text's vector */
+    enum engine_pooling pooling; /* of requests for vectors; NONE: they are refused, because */
+    const char *pooling_other;   /* the model's files ask for this, which keepd has not */
     int max_model_len, max_num_seqs, max_queue;
     int max_choices;
     int max_logprobs; /* alternatives of one token, at most the vocabulary */
@@ -361,6 +370,7 @@ bool engine_can_show(const struct engine *engine, const char *text, size_t size)
 size_t engine_token_name(const struct engine *engine, int32_t id, const char **name);
 /* Returns how many special tokens engine_tokenize adds in front of a text. */
 int engine_added_before(const struct engine *engine);
+int engine_added_after(const struct engine *engine); /* and behind it */
 
 /* ---- Constraints (any thread) ---- */
 
@@ -433,6 +443,10 @@ struct engine_request {
                            those of a system message; a hint; 0 = unknown */
     int32_t max_tokens; /* >= 0; 0 only scores the prompt (echo) */
     int32_t min_tokens;
+    /* Not NONE: the job ends when its prompt is read, and gives the prompt's vector. max_tokens is
+     * 0 and choices at most 1. What kv says of policy and budget is not looked at: such a prompt
+     * keeps all of its entries until its end. */
+    enum engine_pooling pooling;
     float temperature, top_p, min_p, repetition, presence, frequency;
     int32_t top_k;
     uint64_t seed;               /* choice i is sampled with seed + i */
@@ -591,6 +605,8 @@ struct engine_job {
     struct engine_token *prompt_tokens; /* [prompt_count] when prompt_logprobs; [0] is unscored */
     struct engine_top *prompt_top;      /* [prompt_count * prompt_top_logprobs] */
     int32_t cached_tokens;              /* prompt tokens not computed; valid once admitted */
+    float *pooled; /* [width] the prompt's vector, as long as it comes; valid once finished. NULL:
+                      the request wants none */
     /* Valid once finished. */
     struct fault fault;
     bool cut; /* the job continued a checkpoint, or a conversation cut before the end of its turn */
@@ -608,6 +624,7 @@ struct engine_job {
     uint64_t round;        /* keeper.changes when the job was last tried; 0: it is tried next */
     enum engine_wait wait; /* why it was not admitted then */
     int64_t pages;         /* pages that each choice needs when started from nothing; 0 = unknown */
+    double *pooled_sum;    /* [width] of the rows so far, for a mean */
     uint64_t
         saves; /* count of saves that the job waits to change, see sched_admit.c; 0: it does not */
     /* The wait for a prefix that a running sequence reads: engine/steps/sched_checkpoint.c. */

@@ -509,6 +509,24 @@ static int max_choices(const struct engine_options *options) {
     return wanted > 0 && wanted < most ? wanted : most;
 }
 
+/* Names of enum engine_pooling, as --pooling has them. */
+static const char *const pooling_names[] = {
+    [ENGINE_POOL_LAST] = "last", [ENGINE_POOL_MEAN] = "mean", [ENGINE_POOL_CLS] = "cls"};
+
+/* The last token of a model that only writes has seen all others, so it stands for the text where
+ * the files say nothing. NONE: they ask for what is not there. */
+static enum engine_pooling find_pooling(const struct engine_options *options,
+                                        const struct model_config *config) {
+    static const enum engine_pooling own[] = {[MODEL_POOL_UNSAID] = ENGINE_POOL_LAST,
+                                              [MODEL_POOL_LAST] = ENGINE_POOL_LAST,
+                                              [MODEL_POOL_MEAN] = ENGINE_POOL_MEAN,
+                                              [MODEL_POOL_CLS] = ENGINE_POOL_CLS};
+    for (int i = ENGINE_POOL_LAST; i <= ENGINE_POOL_CLS; i++)
+        if (!engine_chooses(options->pooling) && strcmp(options->pooling, pooling_names[i]) == 0)
+            return (enum engine_pooling)i;
+    return config->pooling.other[0] ? ENGINE_POOL_NONE : own[config->pooling.how];
+}
+
 static void fill_info(struct engine *e, const struct sched_options *so) {
     const struct model_config *config = model_config(model_of(e));
     struct engine_info *info = &e->info;
@@ -540,6 +558,9 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
     info->layer_heads = e->layer_heads;
     info->head_dim = config->head_dim;
     info->vocab = config->vocab;
+    info->width = config->d_model;
+    info->pooling = find_pooling(&e->options, config);
+    info->pooling_other = config->pooling.other;
     info->max_num_seqs = e->options.max_num_seqs;
     info->max_queue = e->options.max_queue;
     info->max_choices = max_choices(&e->options);
@@ -706,6 +727,7 @@ static int open_parts(struct engine *e, struct sched_options *so, struct fault *
     find_ends(e);
     const struct model_config *config = model_config(model_of(e));
     so->vocab = config->vocab;
+    so->width = config->d_model;
     so->top_max = max_logprobs(&e->options, config->vocab);
     so->text = (struct seq_text){.token_bytes = text_token_bytes,
                                  .encode = text_encode,

@@ -26,8 +26,8 @@ void replica_open(struct replica *r, int index, struct replica_common *common) {
 }
 
 static int model_step_of(void *model, const struct kern_batch *batch, const int32_t *want,
-                         int want_count, const float **logits) {
-    return model_step(model, batch, want, want_count, logits);
+                         int want_count, const float **logits, const float **hidden) {
+    return model_step_hidden(model, batch, want, want_count, logits, hidden);
 }
 
 static void publish(struct replica *r);

@@ -329,14 +329,34 @@ static const float *step_wanted(struct model *model, int rows, const int32_t *wa
     return x;
 }
 
+/* The last layer for every row, and the final norm: what a text's vector is made of. Logits of the
+ * wanted rows have the same inputs as without it. */
+static const float *step_hidden(struct model *model, int rows, const int32_t *want,
+                                int want_count) {
+    const struct model_config *c = &model->config;
+    const struct kern_ops *ops = model->kern->ops;
+    struct scratch *s = &model->scratch;
+    const int last = c->layers - 1;
+    step_feed_forward(model, last, s->x, s->heads, s->mixed, rows);
+    end_layer(model, last, s->x, s->each, rows);
+    ops->rms_norm(model->kern, s->x, s->x, model->final_norm, rows, c->d_model, c->rms_eps);
+    if (want_count) ops->gather_rows(model->kern, s->norm, s->x, want, want_count, c->d_model);
+    return s->x;
+}
+
 int model_step(struct model *model, const struct kern_batch *batch, const int32_t *want,
                int want_count, const float **logits) {
+    return model_step_hidden(model, batch, want, want_count, logits, NULL);
+}
+
+int model_step_hidden(struct model *model, const struct kern_batch *batch, const int32_t *want,
+                      int want_count, const float **logits, const float **hidden) {
     CHECK(batch->rows > 0 && batch->rows <= model->rows_max);
     CHECK(want_count >= 0 && want_count <= model->logits_max && want_count <= model->rows_max);
     const struct model_config *c = &model->config;
     struct scratch *s = &model->scratch;
     struct kern *kern = model->kern;
-    const float *wanted = NULL;
+    const float *wanted;
     *logits = s->logits;
     int rc = kern->ops->begin_step(kern, batch);
     if (rc) return rc;
@@ -364,12 +384,15 @@ int model_step(struct model *model, const struct kern_batch *batch, const int32_
         if (i < c->layers - 1) {
             step_feed_forward(model, i, s->x, s->heads, s->mixed, batch->rows);
             end_layer(model, i, s->x, s->each, batch->rows);
-        } else if (want_count)
+        } else if (hidden) {
+            *hidden = step_hidden(model, batch->rows, want, want_count);
+        } else if (want_count) {
             wanted = step_wanted(model, batch->rows, want, want_count);
+            kern->ops->rms_norm(kern, s->norm, wanted, model->final_norm, want_count, c->d_model,
+                                c->rms_eps);
+        }
     }
     if (want_count) {
-        kern->ops->rms_norm(kern, s->norm, wanted, model->final_norm, want_count, c->d_model,
-                            c->rms_eps);
         kern->ops->matmul(kern, s->logits, s->norm, model->head, NULL, want_count, KERN_SET);
         if (c->logit_cap > 0)
             kern->ops->soft_cap(kern, s->logits, want_count, c->vocab, c->logit_cap);

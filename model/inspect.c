@@ -180,6 +180,17 @@ static void describe_caps(const struct model_config *c, struct buf *out) {
     if (c->attend_cap > 0 || c->logit_cap > 0) buf_char(out, '\n');
 }
 
+static void describe_pooling(const struct model_config *c, struct buf *out) {
+    static const char *const names[] = {[MODEL_POOL_LAST] = "the last token",
+                                        [MODEL_POOL_MEAN] = "the mean over all tokens",
+                                        [MODEL_POOL_CLS] = "the first token"};
+    if (c->pooling.other[0])
+        buf_fmt(out, "vectors      the files ask for %s, which keepd does not have\n",
+                c->pooling.other);
+    else if (c->pooling.how)
+        buf_fmt(out, "vectors      of %d numbers, from %s\n", c->d_model, names[c->pooling.how]);
+}
+
 static int networks_alone(const struct model_config *c) {
     int count = 0;
     for (int i = 0; i < c->layers; i++) count += c->per_layer[i].mixer == MIXER_NONE;
@@ -225,6 +236,7 @@ static void describe_config(const struct model_config *c, bool gguf, struct buf 
             (double)model_entry_numbers(c) * 2e-3);
     describe_rotation(c, out);
     describe_windows(c, out);
+    describe_pooling(c, out);
 }
 
 int model_inspect(const char *path, int context, bool random, struct buf *out,

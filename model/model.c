@@ -191,6 +191,7 @@ int model_read(const char *path, int context, bool random, struct model_config *
     if (!gguf_is_path(path)) {
         int rc = load_config(config, path, context, fault);
         if (!rc) rc = load_quantization(config, path, fault);
+        if (!rc) rc = pooling_of_directory(path, &config->pooling, fault);
         if (!rc && !random) rc = weights_open(path, weights, fault);
         if (rc || random) return rc;
         rc = weights_take_text(*weights, fault);
@@ -206,7 +207,8 @@ int model_read(const char *path, int context, bool random, struct model_config *
         return fault_set(fault, ERR_UNSUPPORTED, "model",
                          "random weights need a directory with config.json");
     int rc = weights_open(path, weights, fault);
-    return rc ? rc : model_config_from_gguf(*weights, context, config, fault);
+    if (!rc) rc = model_config_from_gguf(*weights, context, config, fault);
+    return rc ? rc : pooling_of_gguf(weights_gguf(*weights), &config->pooling, fault);
 }
 
 static int load_all(struct model *model, const struct model_options *options, struct fault *fault) {

@@ -12,6 +12,7 @@
 #include "kernels/kern.h"
 #include "kernels/quantize.h"
 #include "model/packed.h"
+#include "model/pooling.h"
 
 #define MODEL_EOS_MAX 16
 
@@ -141,6 +142,7 @@ struct model_config {
     int top_k;
     enum kern_dtype dtype;  /* format of the weights */
     struct packing packing; /* form of matrices in 4 bits in a directory */
+    struct pooling pooling; /* how texts become vectors */
     float rope_scale;
     struct kern_query_scale query_scale;
     /* [head_dim / 2], owned. With rotary_dims below head_dim, rows of q and k are permuted as they
@@ -246,5 +248,9 @@ size_t model_weight_bytes(const struct model *model);
  * nothing appended. */
 int model_step(struct model *model, const struct kern_batch *batch, const int32_t *want,
                int want_count, const float **logits);
+/* The same; with `hidden` not NULL it also leaves the outputs of the final norm for every row of
+ * the step in *hidden, backend memory [batch->rows, d_model], valid until the next call. */
+int model_step_hidden(struct model *model, const struct kern_batch *batch, const int32_t *want,
+                      int want_count, const float **logits, const float **hidden);
 
 #endif

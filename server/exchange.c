@@ -228,15 +228,49 @@ static void refuse_code(struct exchange *ex, int rc) {
     oai_refuse_fault(&ex->error, &fault);
 }
 
+int exchange_jobs_at_once(const struct exchange *ex) {
+    int most = ex->server->rules.info->max_queue;
+    if (!ex->request.sampling.pooling) return ex->job_count;
+    if (most > OAI_INPUTS_AT_ONCE) most = OAI_INPUTS_AT_ONCE;
+    return ex->job_count < most ? ex->job_count : most;
+}
+
+/* Submits the next of many jobs in the places of those that have ended. A failure ends the request,
+ * as in submit_jobs. */
+static void submit_more(struct exchange *ex) {
+    struct server *server = ex->server;
+    const int at_once = exchange_jobs_at_once(ex);
+    while (ex->submits && ex->jobs_submitted - ex->jobs_finished < at_once) {
+        const bool cut = ex->error.status || ex->cut || exchange_is_gone(ex);
+        if (!cut && !engine_queue_enter(server->engine, 1)) return;
+        int rc = cut ? 0 : engine_submit(server->engine, &ex->jobs[ex->jobs_submitted]);
+        if (rc) {
+            engine_queue_leave(server->engine, 1);
+            refuse_code(ex, rc);
+            exchange_cancel(ex);
+        }
+        if (!cut && !rc) {
+            ex->jobs_submitted++;
+            stats_submitted(&server->stats, clock_ns());
+        }
+        ex->submits = !cut && !rc && ex->jobs_submitted < ex->job_count;
+        if (!ex->submits && --server->accepted == 0) server_all_submitted(server);
+    }
+    if (ex->cut == EXCHANGE_CUT_TIME && ex->jobs_submitted < ex->job_count && !ex->error.status)
+        oai_refuse(&ex->error, 408, "request_timeout", NULL,
+                   "The request took longer than the time it was given.");
+}
+
 /* Submits all jobs of a request or none: when one fails, the jobs before it are cancelled, and the
- * refusal waits for their end. */
+ * refusal waits for their end. Of many texts the first ones are submitted, see submit_more. */
 static void submit_jobs(struct exchange *ex) {
+    int count = exchange_jobs_at_once(ex);
     if (!quota_confirm(ex)) {
         exchange_refuse(ex);
         return;
     }
     open_facts(ex);
-    for (; ex->jobs_submitted < ex->job_count; ex->jobs_submitted++) {
+    for (; ex->jobs_submitted < count; ex->jobs_submitted++) {
         int rc = engine_submit(ex->server->engine, &ex->jobs[ex->jobs_submitted]);
         if (rc) {
             refuse_code(ex, rc);
@@ -248,6 +282,7 @@ static void submit_jobs(struct exchange *ex) {
     }
     quota_settle(ex); /* the tokens are known now */
     if (!ex->error.status) {
+        ex->submits = count < ex->job_count;
         wait_for_engine(ex);
     } else if (ex->jobs_submitted) {
         exchange_cancel(ex);
@@ -317,7 +352,7 @@ void exchange_prepared(struct exchange *ex) {
     if (ex->places) engine_queue_leave(server->engine, ex->places);
     ex->places = 0;
     if (!is_in_engine(ex)) quota_release(ex); /* the engine has nothing of it */
-    if (accepted && --server->accepted == 0) server_all_submitted(server);
+    if (accepted && !ex->submits && --server->accepted == 0) server_all_submitted(server);
     if (ex->state == EXCHANGE_READY || ex->request.background ||
         exchange_stream_ready(ex, clock_ns()))
         exchange_resume(ex);
@@ -476,8 +511,9 @@ static void poll_job(struct exchange *ex, int i, int64_t now_ns) {
 void exchange_poll(struct exchange *ex, int64_t now_ns) {
     for (int i = 0; i < ex->jobs_submitted; i++)
         if (!ex->progress[i].finished) poll_job(ex, i, now_ns);
+    submit_more(ex);
     bool finished = ex->jobs_submitted
-                        ? ex->jobs_finished == ex->jobs_submitted
+                        ? ex->jobs_finished == ex->jobs_submitted && !ex->submits
                         : atomic_load_explicit(&ex->order.done, memory_order_acquire) != 0;
     if (finished && ex->request.background) background_end(ex);
     if (finished)

@@ -321,7 +321,7 @@ static int make_job(struct exchange *ex, int i, struct score_sums *sums) {
     char field[OAI_PATH];
     if (find_prompt(ex, i, &ids)) return -1;
     size_t whole = ids.count;
-    oai_truncate(&ex->request, &ex->server->rules, &ids);
+    oai_truncate(&ex->request, &ex->server->rules, i, &ids);
     if (ex->request.added) note_added(ex, i, whole - ids.count);
     oai_prompt_path(&ex->request, i, field);
     *request = ex->request.sampling;
@@ -357,7 +357,7 @@ static int open_constraint(struct exchange *ex) {
 static int make_jobs(struct exchange *ex) {
     int count = ex->request.prompt_count, most = ex->server->rules.info->max_queue;
     struct score_sums sums = {0};
-    if (count > most)
+    if (count > most && !ex->request.sampling.pooling)
         return oai_refuse(
             &ex->error, 400, "invalid_value", "prompt",
             "Invalid value for 'prompt': this server queues at most %d prompts, found "

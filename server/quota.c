@@ -64,7 +64,7 @@ bool quota_confirm(struct exchange *ex) {
     int64_t tokens = 0;
     for (int i = 0; i < ex->job_count; i++) tokens += ex->jobs[i].request.prompt_count;
     if (ex->request.background && !hold_item(ex, LEDGER_BACKGROUND, 1)) return false;
-    return hold_item(ex, LEDGER_TOKENS, tokens) && reserve_places(ex, ex->job_count);
+    return hold_item(ex, LEDGER_TOKENS, tokens) && reserve_places(ex, exchange_jobs_at_once(ex));
 }
 
 static void set_held(struct exchange *ex, int64_t places, int64_t tokens) {
@@ -81,6 +81,8 @@ void quota_settle(struct exchange *ex) {
         places++;
         tokens += ex->jobs[i].request.prompt_count;
     }
+    for (int i = ex->jobs_submitted; ex->submits && i < ex->job_count; i++)
+        tokens += ex->jobs[i].request.prompt_count;
     set_held(ex, places, tokens);
 }
 

@@ -127,6 +127,24 @@ static bool open_choice(struct engine_choice *choice, const struct engine_reques
     return choice->tokens && choice->top && choice->text;
 }
 
+/* The hidden state of a token is made of its id; a vector of those, as the request pools them. */
+static float hidden_of(int32_t token, int i) {
+    return (float)(fake_mix((uint64_t)token * FAKE_WIDTH + (uint64_t)i) & 0xffff) / 65536.0f - 0.5f;
+}
+
+static bool pool_prompt(struct engine_job *job) {
+    const struct engine_request *r = &job->request;
+    const int32_t first = r->pooling == ENGINE_POOL_LAST ? r->prompt_count - 1 : 0;
+    const int32_t count = r->pooling == ENGINE_POOL_MEAN ? r->prompt_count : 1;
+    job->pooled = mem_try_alloc(FAKE_WIDTH, sizeof *job->pooled);
+    for (int i = 0; job->pooled && i < FAKE_WIDTH; i++) {
+        double sum = 0;
+        for (int32_t k = 0; k < count; k++) sum += (double)hidden_of(r->prompt[first + k], i);
+        job->pooled[i] = (float)(sum / count);
+    }
+    return job->pooled != NULL;
+}
+
 bool fake_outputs_open(struct engine_job *job) {
     const struct engine_request *r = &job->request;
     size_t top = (size_t)r->prompt_top_logprobs;
@@ -142,6 +160,7 @@ bool fake_outputs_open(struct engine_job *job) {
     for (size_t i = 0; i < prompt; i++)
         score_token(&job->prompt_tokens[i], top ? &job->prompt_top[i * top] : NULL, (int)top,
                     r->prompt[i]);
+    if (r->pooling && !pool_prompt(job)) return false;
     return !r->kv.live || publish_live_open(job, FAKE_LAYERS * FAKE_HEADS) == 0;
 }
 
@@ -152,6 +171,8 @@ void engine_job_close(struct engine_job *job) {
         mem_free(job->choice[i].text);
     }
     mem_free(job->choice);
+    mem_free(job->pooled);
+    job->pooled = NULL;
     mem_free(job->prompt_tokens);
     mem_free(job->prompt_top);
     mem_free(job->live);

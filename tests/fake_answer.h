@@ -10,7 +10,7 @@
 
 #include "engine/engine.h"
 
-enum { FAKE_LAYERS = 2, FAKE_HEADS = 2 };
+enum { FAKE_LAYERS = 2, FAKE_HEADS = 2, FAKE_WIDTH = 8 };
 
 /* The answers that a prompt asks for. `thinks`, `channels` and `script` are set before
  * fake_answer_open. */

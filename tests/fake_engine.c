@@ -24,7 +24,8 @@
  *
  * Environment: KEEPD_FAKE_STEP_US, time per step (0); KEEPD_FAKE_PREFILL_STEPS, steps before the
  * first token (1); KEEPD_FAKE_NO_TEMPLATE, a model without a chat template; KEEPD_FAKE_SUBMITS,
- * jobs taken before one is refused for lack of memory, once those have a token; KEEPD_FAKE_GATE, a
+ * jobs taken before one is refused for lack of memory, once those have a token;
+ * KEEPD_FAKE_NO_VECTORS, a model that has none; KEEPD_FAKE_GATE, a
  * path: messages that contain "at the gate" are rendered, and uploads refused, once a file is
  * there.
  */
@@ -102,6 +103,13 @@ static int env_int(const char *name, int preset) {
     return text ? atoi(text) : preset;
 }
 
+static enum engine_pooling fake_pooling(const char *name) {
+    if (getenv("KEEPD_FAKE_NO_VECTORS")) return ENGINE_POOL_NONE;
+    return name && strcmp(name, "mean") == 0  ? ENGINE_POOL_MEAN
+           : name && strcmp(name, "cls") == 0 ? ENGINE_POOL_CLS
+                                              : ENGINE_POOL_LAST;
+}
+
 static void fill_info(struct engine *e) {
     const struct engine_options *o = &e->options;
     int64_t pages = o->kv_pool_bytes ? o->kv_pool_bytes / PAGE_BYTES : 1 << 16;
@@ -123,6 +131,9 @@ static void fill_info(struct engine *e) {
                                       : env_int("KEEPD_FAKE_FIM", 0) ? VOCAB_FIM
                                       : e->think                     ? VOCAB_THINK
                                                                      : VOCAB,
+                             .width = FAKE_WIDTH,
+                             .pooling = fake_pooling(o->pooling),
+                             .pooling_other = "nothing that is there",
                              .max_model_len = o->max_model_len ? o->max_model_len : MODEL_LEN,
                              .max_num_seqs = o->max_num_seqs,
                              .max_queue = o->max_queue,
@@ -582,6 +593,7 @@ static enum engine_finish step_sequence(struct engine *e, struct sequence *s) {
         return ENGINE_FINISH_ERROR;
     }
     if (s->answer.kill) e->status.stopped = true;
+    if (job->request.pooling) return ENGINE_FINISH_STOP;
     return job->request.max_tokens == 0 ? ENGINE_FINISH_LENGTH : append_all(e, s);
 }
 

@@ -192,6 +192,11 @@ size_t engine_token_name(const struct engine *e, int32_t id, const char **name) 
     return (size_t)snprintf(byte, sizeof byte, "<0x%02X>", (unsigned)id);
 }
 
+int engine_added_after(const struct engine *e) {
+    (void)e;
+    return 0;
+}
+
 int engine_added_before(const struct engine *e) {
     (void)e;
     return 0;

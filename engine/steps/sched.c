@@ -46,6 +46,9 @@ void sched_open(struct sched *sched, const struct sched_options *options) {
     sched->wants = mem_must_alloc(logits, sizeof *sched->wants);
     sched->samples = mem_must_alloc(logits, sizeof *sched->samples);
     sched->sampled = mem_must_alloc(logits, sizeof *sched->sampled);
+    if (options->width > 0)
+        sched->pool_rows =
+            mem_must_alloc((size_t)options->width * SCHED_POOL_ROWS, sizeof *sched->pool_rows);
     if (options->top_max > KERN_TOP_MAX) {
         sched->wide_row = mem_must_alloc((size_t)options->vocab, sizeof *sched->wide_row);
         sched->wide_scratch = mem_must_alloc(kern_alternatives_scratch(options->vocab), 1);
@@ -151,6 +154,7 @@ void sched_close(struct sched *sched) {
     mem_free(sched->wants);
     mem_free(sched->samples);
     mem_free(sched->sampled);
+    mem_free(sched->pool_rows);
     mem_free(sched->wide_row);
     mem_free(sched->wide_scratch);
 }
@@ -466,13 +470,13 @@ static int draw_drafts(struct sched *sched, const struct sched_step *step, const
     return sched_end_drafts(sched, step);
 }
 
-/* A request for no tokens (echo alone) ends with its prompt. */
+/* A request for no tokens (echo alone, or a vector) ends with its prompt. */
 static void finish_scored(struct sched *sched) {
     for (int i = 0; i < sched->running; i++) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
         if (seq_generating(seq) && seq->job->request.max_tokens == 0 &&
             seq->finish == ENGINE_RUNNING)
-            seq->finish = ENGINE_FINISH_LENGTH;
+            seq->finish = seq->job->request.pooling ? ENGINE_FINISH_STOP : ENGINE_FINISH_LENGTH;
     }
 }
 
@@ -510,7 +514,7 @@ int64_t sched_clock(const struct sched *sched) {
 
 static int compute_step(struct sched *sched) {
     struct sched_step step;
-    const float *logits = NULL;
+    const float *logits = NULL, *hidden = NULL;
     int64_t begin;
     uint64_t before = tokens_so_far(&sched->counters);
     bool some_sit_out = sched_plan_turns(sched);
@@ -524,10 +528,11 @@ static int compute_step(struct sched *sched) {
     if (sched->all_wait) return 0;
     begin = sched_clock(sched);
     rc = sched->options.model_step(sched->options.model, &step.batch, sched->want, step.want_count,
-                                   &logits);
+                                   &logits, sched_pools(sched, &step) ? &hidden : NULL);
     if (rc != 0) return rc;
     prepare_samples(sched, &step, 0);
     rc = sample_round(sched, &step, 0, logits);
+    if (rc == 0 && hidden) rc = sched_pool_rows(sched, &step, hidden);
     if (rc != 0) return rc;
     const int32_t prompt_rows = step.batch.rows - step.stream_rows;
     if (step.stream_rows == step.streams)

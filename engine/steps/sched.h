@@ -51,10 +51,11 @@
 #include "engine/steps/seq.h"
 #include "kernels/kern.h"
 
-/* Runs one step of the model and leaves logits [want_count, vocab]; see model_step. The
- * simulation passes a model of its own. */
+/* Runs one step of the model and leaves logits [want_count, vocab] and, with `hidden` not NULL,
+ * hidden states [batch->rows, width]; see model_step_hidden. The simulation passes a model of its
+ * own. */
 typedef int (*sched_model_step)(void *model, const struct kern_batch *batch, const int32_t *want,
-                                int want_count, const float **logits);
+                                int want_count, const float **logits, const float **hidden);
 
 /* Number of steps during which other jobs may pass the head of the queue:
  * engine/steps/sched_admit.c. */
@@ -77,6 +78,7 @@ struct sched_options {
     struct seq_text text;
     struct reserve_shape shape;
     int vocab;
+    int width;   /* numbers of a hidden state; 0: no request may want vectors */
     int top_max; /* alternatives of one token that requests may want */
     int64_t pages_total, page_bytes;
     struct store *store;  /* conversations go there and come back; NULL = nowhere */
@@ -159,7 +161,8 @@ struct sched {
     struct sched_want *wants;
     struct kern_sample *samples;
     struct kern_sampled *sampled;
-    float *wide_row;    /* [vocab] logits from the backend; NULL: no request may want it */
+    float *pool_rows; /* [SCHED_POOL_ROWS, width] hidden states from the backend; NULL: no width */
+    float *wide_row;  /* [vocab] logits from the backend; NULL: no request may want it */
     void *wide_scratch; /* for kern_alternatives */
 };
 

@@ -52,6 +52,13 @@ int sched_check(const struct sched_options *options, const struct engine_job *jo
     int choices = seq_job_choices(&job->request);
     int64_t pages = turn_pages(options, job->params, &from_nothing, &job->request);
     int64_t quota = job->request.pages_max;
+    if (job->request.pooling && (pages > options->pages_total || (quota > 0 && pages > quota)))
+        return fault_set(fault, ERR_LIMIT, "prompt",
+                         "a text of %d tokens needs %lld pages of cache until it is read, and "
+                         "%s %lld",
+                         job->request.prompt_count, (long long)pages,
+                         pages > options->pages_total ? "the pool has" : "its API key may have",
+                         (long long)(pages > options->pages_total ? options->pages_total : quota));
     if (quota > 0 && pages > quota / choices)
         return fault_set(fault, ERR_LIMIT, choices > 1 ? "n" : "kv.budget",
                          "this request may need %lld pages of cache for each of its choices and "

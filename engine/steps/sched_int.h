@@ -2,7 +2,7 @@
  * shifts), sched_turns.c (who takes part in a step), sched_batch.c (the rows of a step),
  * sched_admit.c (admission), sched_keep.c (sequences that continue conversations and become some),
  * sched_checkpoint.c (conversations that running sequences leave), sched_draft.c (drafted tokens),
- * sched_drafter.c (those of the draft model).
+ * sched_drafter.c (those of the draft model), sched_pool.c (vectors of texts).
  * No other file includes this. */
 #ifndef KEEPD_ENGINE_STEPS_SCHED_INT_H
 #define KEEPD_ENGINE_STEPS_SCHED_INT_H
@@ -114,6 +114,16 @@ int sched_end_drafts(struct sched *sched, const struct sched_step *step);
 double sched_ask_drafter(struct sched *sched, int streams, int32_t most);
 /* The sequence ends: the draft model forgets it. */
 void sched_leave_drafter(struct sched *sched, struct sequence *seq);
+
+/* ---- sched_pool.c ---- */
+
+#define SCHED_POOL_ROWS 64 /* hidden states that are taken from the backend at once */
+
+/* Returns whether the step has rows of a sequence that wants a vector. */
+bool sched_pools(const struct sched *sched, const struct sched_step *step);
+/* Takes these rows' hidden states [batch.rows, width], in the backend's memory, into the vectors of
+ * their jobs. After the samples and before the rows are counted. */
+int sched_pool_rows(struct sched *sched, const struct sched_step *step, const float *hidden);
 
 /* ---- sched_admit.c ---- */
 

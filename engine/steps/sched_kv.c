@@ -139,11 +139,32 @@ int sched_resolve_kv(const struct engine_kv *wanted, const struct sched_kv *rule
     return rc == 0 && rules->budget_max > 0 ? check_cap(out, rules, fault) : rc;
 }
 
+/* A text's vector belongs to the text alone, so it is read with all of its entries, whatever the
+ * server's policy keeps of a conversation. They go when it has been read. A cap on budgets bounds
+ * them as it bounds what a conversation holds: by the length of the text. */
+static int resolve_pooled(const struct sched_kv *rules, const struct engine_request *request,
+                          struct kv_params *out, struct fault *fault) {
+    struct sched_kv own = *rules;
+    struct engine_kv whole = request->kv;
+    whole.policy = "full";
+    whole.budget = whole.buffer = whole.chunk = whole.sinks = whole.recent = -1;
+    whole.option_count = 0;
+    whole.overflow = ENGINE_OVERFLOW_ERROR;
+    own.budget_max = 0;
+    if (rules->budget_max > 0 && request->prompt_count > rules->budget_max)
+        return fault_set(fault, ERR_LIMIT, "prompt",
+                         "a text has %d tokens and keeps all of them until it is read; this server "
+                         "allows at most %d (--kv-budget-max)",
+                         request->prompt_count, rules->budget_max);
+    return sched_resolve_kv(&whole, &own, out, fault);
+}
+
 int sched_resolve_job(const struct sched_kv *rules, struct engine_job *job, struct fault *fault) {
     if (job->params) return 0;
     struct kv_params *params = mem_try_alloc(1, sizeof *params);
     if (!params) return fault_set(fault, ERR_NOMEM, "kv", "no memory for the kv parameters");
-    int rc = sched_resolve_kv(&job->request.kv, rules, params, fault);
+    int rc = job->request.pooling ? resolve_pooled(rules, &job->request, params, fault)
+                                  : sched_resolve_kv(&job->request.kv, rules, params, fault);
     if (rc == 0)
         job->params = params;
     else

@@ -23,6 +23,10 @@ void engine_job_close(struct engine_job *job) {
     }
     mem_free(job->choice);
     mem_free(job->params);
+    mem_free(job->pooled);
+    mem_free(job->pooled_sum);
+    job->pooled = NULL;
+    job->pooled_sum = NULL;
     job->choice = NULL;
     job->choice_count = 0;
     job->params = NULL;
@@ -71,20 +75,31 @@ static int alloc_prompt(struct engine_job *job) {
     return alloc_top(&job->prompt_top, prompt, request->prompt_top_logprobs);
 }
 
+static int alloc_pooled(struct engine_job *job, int width) {
+    job->pooled = mem_try_alloc((size_t)width, sizeof *job->pooled);
+    if (job->pooled && job->request.pooling == ENGINE_POOL_MEAN)
+        job->pooled_sum = mem_try_alloc((size_t)width, sizeof *job->pooled_sum);
+    return !job->pooled || (job->request.pooling == ENGINE_POOL_MEAN && !job->pooled_sum)
+               ? ERR_NOMEM
+               : 0;
+}
+
 int seq_job_choices(const struct engine_request *request) {
     return request->choices > 0 ? request->choices : 1;
 }
 
-int seq_job_alloc(struct engine_job *job, size_t token_bytes_max, int64_t streams) {
+int seq_job_alloc(struct engine_job *job, size_t token_bytes_max, int64_t streams, int width) {
     const struct engine_request *request = &job->request;
     int count = seq_job_choices(request), rc = 0;
     if (request->prompt_count < 1 || request->max_tokens < 0) return ERR_INVALID;
+    if (request->pooling && (request->max_tokens > 0 || count > 1 || width < 1)) return ERR_INVALID;
     job->choice = mem_try_alloc((size_t)count, sizeof *job->choice);
     if (!job->choice) return ERR_NOMEM;
     job->choice_count = job->choices_left = count;
     for (int i = 0; i < count && rc == 0; i++)
         rc = alloc_choice(&job->choice[i], request, token_bytes_max);
     if (rc == 0 && request->prompt_logprobs) rc = alloc_prompt(job);
+    if (rc == 0 && request->pooling) rc = alloc_pooled(job, width);
     if (rc == 0 && request->kv.live) rc = publish_live_open(job, (size_t)streams);
     if (rc != 0) engine_job_close(job);
     return rc;

@@ -83,9 +83,9 @@ int seq_job_choices(const struct engine_request *request); /* at least 1 */
 /* Bookkeeping of an eviction. */
 void seq_evicted(struct sequence *seq);
 
-/* Output arrays of a job, sized for the whole answer; `streams`: those of one sequence. ERR_NOMEM
- * frees what was taken. */
-int seq_job_alloc(struct engine_job *job, size_t token_bytes_max, int64_t streams);
+/* Output arrays of a job, sized for the whole answer; `streams`: those of one sequence; `width`:
+ * numbers of a vector, 0 where there are none. ERR_NOMEM frees what was taken. */
+int seq_job_alloc(struct engine_job *job, size_t token_bytes_max, int64_t streams, int width);
 
 /* Prepares a free sequence for choice `index` of `job`, with nothing cached, no slot and no leader.
  * ERR_NOMEM leaves it free. */

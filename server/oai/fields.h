@@ -107,6 +107,11 @@ int oai_write_tools(struct oai_reader *r);
  * such prompts (parse.c). */
 int oai_read_messages(struct oai_reader *r);
 int oai_read_prompts(struct oai_reader *r);
+/* The same from another field, of at most `most` prompts. */
+int oai_read_texts(struct oai_reader *r, const char *name, int most);
+/* Makes the request one for vectors, if the model has them: its prompts are read and nothing is
+ * generated (embeddings.c). */
+int oai_read_pooling(struct oai_reader *r);
 /* Reads all fields of the group GENERATION. The kind has read `echo` and `logprobs` before
  * (parse.c). */
 int oai_read_generation(struct oai_reader *r);

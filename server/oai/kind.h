@@ -130,7 +130,7 @@ struct oai_kind {
 
 extern const struct oai_kind oai_chat, oai_completion, oai_native, oai_infill, oai_tokenize,
     oai_detokenize, oai_template, oai_responses, oai_messages, oai_count_tokens, oai_chat_count,
-    oai_invocation;
+    oai_invocation, oai_embeddings;
 /* Gives the error's field the name that the request's client knows. */
 void oai_rename_field(const struct oai_request *request, struct oai_error *error);
 /* All rows; NULL past the end. */
@@ -139,6 +139,9 @@ const struct oai_kind *oai_kind_at(int index);
 /* Writes {"input_tokens": number of tokens of the prompt}. */
 void oai_count_answer(struct buf *out, const struct engine *engine,
                       const struct oai_request *request, const struct engine_ids *ids);
+
+/* ,"usage":{...} of an answer for which prompts were read and nothing was generated */
+void oai_render_read_usage(struct buf *out, const struct oai_answer *answer);
 
 /* Chunks in the form of OpenAI's chat and completion streams, which differ in their choices. */
 void oai_chunk_open(struct oai_events *events, const char *object);

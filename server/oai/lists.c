@@ -86,6 +86,14 @@ static const char *last_part(const char *path) {
     return slash && slash[1] ? slash + 1 : path;
 }
 
+static const char *pooling_name(enum engine_pooling pooling) {
+    static const char *const names[] = {[ENGINE_POOL_NONE] = "none",
+                                        [ENGINE_POOL_LAST] = "last",
+                                        [ENGINE_POOL_MEAN] = "mean",
+                                        [ENGINE_POOL_CLS] = "cls"};
+    return names[pooling];
+}
+
 void oai_render_server_info(struct buf *out, const struct oai_rules *rules) {
     const struct engine_info *info = rules->info;
     buf_str(out, "{\"served_model_name\":");
@@ -105,6 +113,8 @@ void oai_render_server_info(struct buf *out, const struct oai_rules *rules) {
     buf_str(out, ",\"kv_policy\":");
     write_str(out, info->kv_policy);
     write_policies(out, rules->engine);
+    buf_fmt(out, ",\"embedding_width\":%d,\"pooling\":\"%s\"", info->width,
+            pooling_name(info->pooling));
     buf_fmt(out, ",\"kv_budget\":%d,\"kv_budget_max\":%d,\"kv_dtype\":", info->kv_budget,
             info->kv_budget_max);
     write_str(out, info->kv_dtype);

@@ -167,6 +167,8 @@ struct oai_request {
     int32_t truncate; /* tokens kept of a longer prompt's end; 0 = all, -1 = what the context has */
     int32_t logprobs, prompt_logprobs; /* alternatives shown for each token; -1 = no scores */
     bool background;                   /* the answer is stored, and the client asks for it later */
+    int32_t dimensions;                /* of vectors: numbers that are kept, the first ones */
+    bool base64, raw_vectors;          /* written so; not normalised */
     bool stream, include_usage, continuous_usage, include_progress, echo;
     bool split_reasoning, hide_reasoning;
     bool include_stop;          /* the stop string is shown */
@@ -231,8 +233,9 @@ int oai_continue_ids(const struct engine *engine, const int32_t *earlier, size_t
 /* Writes the field that holds the i-th prompt: "messages", "prompt" or "prompt[3]". */
 void oai_prompt_path(const struct oai_request *request, int i, char path[OAI_PATH]);
 
-/* Drops the beginning of a prompt that is longer than the request allows. */
-void oai_truncate(const struct oai_request *request, const struct oai_rules *rules,
+/* Drops the beginning of the i-th prompt where it is longer than the request allows; of a text that
+ * becomes a vector the end. */
+void oai_truncate(const struct oai_request *request, const struct oai_rules *rules, int i,
                   struct engine_ids *ids);
 
 /* Returns a blank and a sentence that tells a request of too many tokens how a text may go on; ""

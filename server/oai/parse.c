@@ -122,23 +122,25 @@ static int read_prompt(struct oai_reader *r, const cJSON *node, const char *fiel
     return oai_get_ids(r, node, field, &prompt->ids, &prompt->id_count);
 }
 
-/* Reads a string, a list of ids or of ids and strings, or a list of such prompts. */
 int oai_read_prompts(struct oai_reader *r) {
+    if (oai_get_bool(r, NULL, r->body, "parse_special", &r->out->parse_special)) return -1;
+    return oai_read_texts(r, "prompt", OAI_PROMPTS_MAX);
+}
+
+/* Reads a string, a list of ids or of ids and strings, or a list of such prompts. */
+int oai_read_texts(struct oai_reader *r, const char *name, int most) {
     struct oai_request *out = r->out;
-    const cJSON *prompt = json_get(r->body, "prompt"), *node;
+    const cJSON *prompt = json_get(r->body, name), *node;
     char field[OAI_PATH];
-    out->prompt_field = "prompt";
+    out->prompt_field = name;
     out->add_special = true;
-    if (!prompt) return oai_missing_here(r, "prompt");
-    if (oai_get_bool(r, NULL, r->body, "add_special_tokens", &out->add_special) ||
-        oai_get_bool(r, NULL, r->body, "parse_special", &out->parse_special))
-        return -1;
+    if (!prompt) return oai_missing_here(r, name);
+    if (oai_get_bool(r, NULL, r->body, "add_special_tokens", &out->add_special)) return -1;
     out->prompt_list = cJSON_IsArray(prompt) && !is_mixed(prompt) &&
                        (text_of(prompt->child) || cJSON_IsArray(prompt->child));
     int count = out->prompt_list ? cJSON_GetArraySize(prompt) : 1;
-    if (count > OAI_PROMPTS_MAX)
-        return oai_invalid(r, "prompt", "expected at most %d prompts, found %d", OAI_PROMPTS_MAX,
-                           count);
+    if (count > most)
+        return oai_invalid(r, name, "expected at most %d %ss, found %d", most, name, count);
     out->prompts = arena_alloc(r->arena, (size_t)count, sizeof *out->prompts);
     if (!out->prompts) return oai_no_memory(r);
     node = out->prompt_list ? prompt->child : prompt;
@@ -239,6 +241,7 @@ int oai_parse_json(const char *data, size_t size, const struct oai_rules *rules,
 const char *oai_overflow_hint(const struct oai_request *request, const struct oai_rules *rules) {
     const struct engine_kv *kv = &request->sampling.kv;
     const char *policy = kv->policy ? kv->policy : rules->info->kv_policy;
+    if (request->sampling.pooling) return ""; /* a vector is of the whole text */
     if (request->longest > rules->info->max_model_len) return ""; /* the text may go on */
     if (strcmp(policy, "full") == 0)
         return " A text may go on in bounded memory with kv.overflow 'shift' and a kv.policy that "
@@ -283,10 +286,26 @@ static size_t reserved(const struct oai_request *request, const struct oai_rules
     return preset && preset < half ? preset : half;
 }
 
-void oai_truncate(const struct oai_request *request, const struct oai_rules *rules,
+/* Keeps the first tokens of a text, and those that the tokenizer has put behind it. */
+static void shorten_text(const struct oai_rules *rules, size_t most, bool added,
+                         struct engine_ids *ids) {
+    size_t after = added ? (size_t)engine_added_after(rules->engine) : 0;
+    if (ids->count <= most) return;
+    if (after > most) after = most;
+    memmove(ids->ids + (most - after), ids->ids + (ids->count - after), after * sizeof *ids->ids);
+    ids->count = most;
+}
+
+void oai_truncate(const struct oai_request *request, const struct oai_rules *rules, int i,
                   struct engine_ids *ids) {
     size_t longest = (size_t)request->longest, most = (size_t)request->truncate;
     if (request->truncate == 0) return;
+    if (request->sampling.pooling) {
+        const struct oai_prompt *prompt = &request->prompts[i];
+        most = request->truncate < 0 || most > longest ? longest : most;
+        shorten_text(rules, most, prompt->text && request->add_special, ids);
+        return;
+    }
     if (request->truncate < 0) {
         size_t wanted = reserved(request, rules);
         most = wanted < longest ? longest - wanted : 1;

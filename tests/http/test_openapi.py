@@ -17,7 +17,8 @@ GOOD = {CHAT: chat_body(max_tokens=3), TEXT: {"model": MODEL, "prompt": "abc", "
         "/v1/responses": {"input": "hi", "max_output_tokens": 3},
         "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
         "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hi"}]},
-        "/v1/chat/completions/input_tokens": chat_body(max_tokens=3)}
+        "/v1/chat/completions/input_tokens": chat_body(max_tokens=3),
+        "/v1/embeddings": {"input": ["abc", "de"]}}
 INVOCATION = "/invocations"  # has the bodies of two others
 
 

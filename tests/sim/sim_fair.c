@@ -85,7 +85,7 @@ static int running_of(const struct client *client) {
 
 /* After admission, before the model runs. */
 static int checked_step(void *model, const struct kern_batch *batch, const int32_t *want,
-                        int want_count, const float **logits) {
+                        int want_count, const float **logits, const float **hidden) {
     struct world *w = model;
     const struct sched *s = &w->sched;
     int places = PLACES - s->running;
@@ -108,7 +108,7 @@ static int checked_step(void *model, const struct kern_batch *batch, const int32
                       "%s waits beside %d places and %lld pages", clients[c].kind->name, places,
                       (long long)pages);
         }
-    return real_step(model, batch, want, want_count, logits);
+    return real_step(model, batch, want, want_count, logits, hidden);
 }
 
 /* ---- Clients ---- */

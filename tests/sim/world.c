@@ -221,7 +221,7 @@ static void run_layers(struct world *w, struct kern *kern, const struct kern_bat
 }
 
 static int fake_step(void *model, const struct kern_batch *batch, const int32_t *want,
-                     int want_count, const float **logits) {
+                     int want_count, const float **logits, const float **hidden) {
     struct world *w = model;
     check_batch(w, batch, want, want_count);
     spend(w, batch);
@@ -230,6 +230,7 @@ static int fake_step(void *model, const struct kern_batch *batch, const int32_t 
     run_layers(w, w->kern, batch, w->logits, want, want_count);
     add_states(w, batch, want, want_count);
     *logits = w->logits;
+    if (hidden) *hidden = w->out;
     return 0;
 }
 
@@ -471,6 +472,7 @@ void world_open(struct world *w, const struct world_options *options) {
                   .state_pages = (int64_t)o->states * STATE_PAGES(info.state_slots),
                   .sliding_layers = o->sliding_window > 0 ? (WORLD_LAYERS + 1) / 2 : 0},
         .vocab = WORLD_VOCAB,
+        .width = WORLD_HIDDEN,
         .top_max = WORLD_VOCAB,
         .pages_total = o->pages,
         .page_bytes = info.page_bytes,
@@ -514,7 +516,7 @@ void world_close(struct world *w) {
 
 int world_submit(struct world *w, struct engine_job *job) {
     int rc = sched_resolve_job(&w->sched.options.kv, job, &job->fault);
-    if (rc == 0) rc = seq_job_alloc(job, 1, WORLD_STREAMS);
+    if (rc == 0) rc = seq_job_alloc(job, 1, WORLD_STREAMS, WORLD_HIDDEN);
     if (rc != 0) return rc;
     atomic_fetch_add(&w->places, 1);
     atomic_fetch_add(&w->pending, 1);

@@ -56,6 +56,10 @@ int tok_added_before(const struct tok *tok) {
     return tok->before_count;
 }
 
+int tok_added_after(const struct tok *tok) {
+    return tok->after_count;
+}
+
 size_t tok_bytes_max(const struct tok *tok) {
     return tok->bytes_max;
 }

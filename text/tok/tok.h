@@ -75,6 +75,7 @@ size_t tok_bytes_max(const struct tok *tok); /* the longest token's bytes */
  * ids give 0 bytes. */
 size_t tok_name(const struct tok *tok, int32_t id, const char **name);
 int tok_added_before(const struct tok *tok); /* tokens that TOK_TEMPLATE puts in front of a text */
+int tok_added_after(const struct tok *tok);  /* and behind it */
 bool tok_is_special(const struct tok *tok, int32_t id);
 /* Makes tok_is_special say no for a token from now on; texts from requests still do not become it.
  * Not beside other threads that use the tokenizer. */

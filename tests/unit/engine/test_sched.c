@@ -230,6 +230,72 @@ Test(sched, the_smallest_requests) {
     }
 }
 
+/* ---- Vectors of texts ---- */
+
+static struct engine_job text_of(int number, int count, enum engine_pooling pooling) {
+    struct engine_job job = job_of(number, count, 0, global(8, 0, 8));
+    job.request.pooling = pooling;
+    job.request.kv.reuse = job.request.kv.retain = false;
+    return job;
+}
+
+/* Every row's hidden state is a function of what its sequence holds, so a vector with other bits
+ * would show a text that was read with a budget, or rows of another sequence. */
+Test(sched, vectors_are_the_same_alone_and_in_any_batch) {
+    enum { TEXTS = 9 };
+    for (int rows = 5; rows <= 160; rows *= 5) {
+        struct engine_job alone[TEXTS], jobs[TEXTS], chat = job_of(15, 60, 30, global(8, 0, 8));
+        struct world w;
+        for (int i = 0; i < TEXTS; i++) {
+            alone[i] = text_of(i, 1 + 17 * i, (enum engine_pooling)(1 + i % 3));
+            jobs[i] = text_of(i, 1 + 17 * i, (enum engine_pooling)(1 + i % 3));
+            run_alone(&alone[i]);
+        }
+        world_open(&w, &(struct world_options){
+                           .pages = 400, .sequences = 4, .conversations = 1, .rows = rows});
+        submit(&w, &chat);
+        for (int i = 0; i < TEXTS; i++) submit(&w, &jobs[i]);
+        run_until_idle(&w);
+        cr_assert_eq(finish_of(&chat), ENGINE_FINISH_LENGTH);
+        for (int i = 0; i < TEXTS; i++) {
+            cr_assert_eq(finish_of(&jobs[i]), ENGINE_FINISH_STOP);
+            cr_assert_eq(count_of(&jobs[i]), 0);
+            cr_assert_eq(jobs[i].kv.evicted_entries, 0);
+            cr_assert_arr_eq(jobs[i].pooled, alone[i].pooled, WORLD_HIDDEN * sizeof(float));
+            engine_job_close(&jobs[i]);
+            engine_job_close(&alone[i]);
+        }
+        cr_assert_leq(turns_kept(&w), 1, "only the chat is kept");
+        engine_job_close(&chat);
+        world_close(&w);
+    }
+}
+
+static void one_vector(int count, enum engine_pooling pooling, float *out) {
+    struct engine_job job = text_of(3, count, pooling);
+    run_alone(&job);
+    memcpy(out, job.pooled, WORLD_HIDDEN * sizeof *out);
+    engine_job_close(&job);
+}
+
+/* The vector of a text's last token, for all its beginnings, has in it what the others are made of.
+ */
+Test(sched, a_mean_is_the_mean_of_all_rows) {
+    enum { COUNT = 40 };
+    float last[WORLD_HIDDEN], mean[WORLD_HIDDEN], first[WORLD_HIDDEN];
+    double sum[WORLD_HIDDEN] = {0};
+    for (int count = 1; count <= COUNT; count++) {
+        one_vector(count, ENGINE_POOL_LAST, last);
+        one_vector(count, ENGINE_POOL_MEAN, mean);
+        one_vector(count, ENGINE_POOL_CLS, first);
+        for (int i = 0; i < WORLD_HIDDEN; i++) {
+            sum[i] += (double)last[i];
+            cr_assert_float_eq(mean[i], (float)(sum[i] / count), 1e-6);
+            if (count == 1) cr_assert_eq(first[i], last[i]);
+        }
+    }
+}
+
 Test(sched, budgets_hold_after_every_step) {
     struct engine_job job = job_of(3, 100, 60, global(20, 6, 16));
     struct world w;
