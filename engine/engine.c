@@ -90,6 +90,9 @@ static int check_token_ids(const struct engine *e, const struct engine_request *
         if (r->bias[i].token < 0 || r->bias[i].token >= vocab)
             return fault_set(fault, ERR_INVALID, "logit_bias",
                              "token id %d is not in the vocabulary", r->bias[i].token);
+    for (int32_t i = 0; i < r->judged_count; i++)
+        if (r->judged[i] < 0 || r->judged[i] >= vocab)
+            return fault_set(fault, ERR_INVALID, "", "a judged token is not in the vocabulary");
     for (int32_t i = 0; i < r->stop_id_count; i++)
         if (r->stop_ids[i] < 0 || r->stop_ids[i] >= vocab)
             return fault_set(fault, ERR_INVALID, "stop_token_ids",

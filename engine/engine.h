@@ -82,7 +82,13 @@ static inline bool engine_chooses(const char *option) {
 
 /* How a text becomes one vector: the last layer's outputs behind the final norm, of its last token,
  * of its first, or their mean over all tokens. NONE: a text is read to be answered. */
-enum engine_pooling { ENGINE_POOL_NONE, ENGINE_POOL_LAST, ENGINE_POOL_MEAN, ENGINE_POOL_CLS };
+enum engine_pooling {
+    ENGINE_POOL_NONE,
+    ENGINE_POOL_LAST,
+    ENGINE_POOL_MEAN,
+    ENGINE_POOL_CLS,
+    ENGINE_POOL_NEXT /* no vector: how likely some tokens are next (engine_request.judged) */
+};
 
 /* Facts about a model, found by a check of the options (check_only). */
 struct engine_found {
@@ -390,6 +396,7 @@ void engine_constraint_close(struct engine *engine, struct engine_constraint *co
 #define ENGINE_REPLICAS_MAX 64
 #define ENGINE_TOP_MAX      20 /* max_logprobs, unless the options have another number */
 #define ENGINE_CHOICES_MAX  128
+#define ENGINE_JUDGED_MAX   4
 
 /* How much a job reports about its cache. Each level includes the levels before it. */
 enum engine_report {
@@ -447,6 +454,8 @@ struct engine_request {
      * 0 and choices at most 1. What kv says of policy and budget is not looked at: such a prompt
      * keeps all of its entries until its end. */
     enum engine_pooling pooling;
+    const int32_t *judged; /* [judged_count] with ENGINE_POOL_NEXT, at most ENGINE_JUDGED_MAX */
+    int32_t judged_count;
     float temperature, top_p, min_p, repetition, presence, frequency;
     int32_t top_k;
     uint64_t seed;               /* choice i is sampled with seed + i */
@@ -605,8 +614,9 @@ struct engine_job {
     struct engine_token *prompt_tokens; /* [prompt_count] when prompt_logprobs; [0] is unscored */
     struct engine_top *prompt_top;      /* [prompt_count * prompt_top_logprobs] */
     int32_t cached_tokens;              /* prompt tokens not computed; valid once admitted */
-    float *pooled; /* [width] the prompt's vector, as long as it comes; valid once finished. NULL:
-                      the request wants none */
+    float *pooled; /* [width] the prompt's vector, as long as it comes; with ENGINE_POOL_NEXT
+                      [judged_count] log-probabilities of the tokens behind the prompt. Valid once
+                      finished. NULL: the request wants none */
     /* Valid once finished. */
     struct fault fault;
     bool cut; /* the job continued a checkpoint, or a conversation cut before the end of its turn */

@@ -485,6 +485,7 @@ int server_start(struct server *server, struct engine *engine, struct fault *fau
     server->rules.channels = oai_find_channels(engine);
     server->rules.channels.split = server->rules.channels.known && server->options.split_reasoning;
     server->rules.fim = oai_find_fim(engine);
+    server->rules.verdict = oai_find_verdict(engine);
     server->rules.tools = oai_find_tools(engine, server->options.tool_call_parser);
     server->rules.records = oai_records_open(OAI_RECORD_BYTES, OAI_RECORDS_MAX);
     if (!server->rules.records) return fault_set(fault, ERR_NOMEM, NULL, "no memory");

@@ -186,6 +186,16 @@ static int render_chat(struct exchange *ex, struct engine_ids *ids, struct fault
     return oai_continue_ids(engine, request->earlier, request->earlier_count, &ex->arena, ids);
 }
 
+static int render_pair(struct exchange *ex, const struct oai_pair *pair, struct engine_ids *ids,
+                       struct fault *fault) {
+    cJSON *context = oai_pair_context(pair);
+    int rc = context ? engine_render_chat(ex->server->engine, context, ex->request.longest,
+                                          &ex->arena, ids, fault)
+                     : ERR_NOMEM;
+    cJSON_Delete(context);
+    return rc;
+}
+
 /* The i-th prompt as tokens. */
 static int find_prompt(struct exchange *ex, int i, struct engine_ids *ids) {
     const struct oai_request *request = &ex->request;
@@ -195,6 +205,8 @@ static int find_prompt(struct exchange *ex, int i, struct engine_ids *ids) {
     int rc = 0;
     if (!prompt)
         rc = render_chat(ex, ids, &fault);
+    else if (prompt->pair)
+        rc = render_pair(ex, prompt->pair, ids, &fault);
     else if (prompt->text && request->suffix)
         rc = tokenize_gap(ex, prompt->text, ids, &fault);
     else if (prompt->text)

@@ -160,9 +160,11 @@ static void write_request(struct writer *w, int64_t now_ns) {
     const char *model = ex->server->rules.names[0];
     const struct oai_kind *kind = ex->route->kind;
     bool chat = kind != &oai_completion && kind != &oai_native && kind != &oai_infill;
-    const char *operation = kind == &oai_embeddings ? "embeddings"
-                            : chat                  ? "chat"
-                                                    : "text_completion";
+    const char *operation = kind == &oai_embeddings                         ? "embeddings"
+                            : kind == &oai_rerank || kind == &oai_rerank_v2 ? "rerank"
+                            : kind == &oai_score                            ? "score"
+                            : chat                                          ? "chat"
+                                                                            : "text_completion";
     char name[512];
     snprintf(name, sizeof name, "%s %.400s", operation, model);
     begin_span(w, w->root, ex->trace.parent, name, KIND_SERVER, ex->received_ns,

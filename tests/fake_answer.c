@@ -132,8 +132,21 @@ static float hidden_of(int32_t token, int i) {
     return (float)(fake_mix((uint64_t)token * FAKE_WIDTH + (uint64_t)i) & 0xffff) / 65536.0f - 0.5f;
 }
 
+/* A text is liked as the number of its bytes after "<Document>: " says: the longer the more. */
+static bool judge_prompt(struct engine_job *job) {
+    const struct engine_request *r = &job->request;
+    int32_t colon = 0;
+    for (int32_t i = 1; i < r->prompt_count; i++)
+        if (r->prompt[i - 1] == '>' && r->prompt[i] == ':') colon = i;
+    job->pooled = mem_try_alloc((size_t)r->judged_count, sizeof *job->pooled);
+    for (int32_t i = 0; job->pooled && i < r->judged_count; i++)
+        job->pooled[i] = (float)(i == 0 ? r->prompt_count - colon : 20) / 8.0f - 8.0f;
+    return job->pooled != NULL;
+}
+
 static bool pool_prompt(struct engine_job *job) {
     const struct engine_request *r = &job->request;
+    if (r->pooling == ENGINE_POOL_NEXT) return judge_prompt(job);
     const int32_t first = r->pooling == ENGINE_POOL_LAST ? r->prompt_count - 1 : 0;
     const int32_t count = r->pooling == ENGINE_POOL_MEAN ? r->prompt_count : 1;
     job->pooled = mem_try_alloc(FAKE_WIDTH, sizeof *job->pooled);

@@ -356,7 +356,9 @@ static bool prepare_samples(struct sched *sched, const struct sched_step *step, 
         }
         any = true;
         if (round > 0) due_append(&want->seq->due, 1);
-        if (want->scored >= 0)
+        if (sched_judged(want) >= 0)
+            seq_judge_params(want->seq, sched_judged(want), &sched->samples[i]);
+        else if (want->scored >= 0)
             seq_score_params(want->seq, want->scored, &sched->samples[i]);
         else
             seq_sample_params(want->seq, &sched->samples[i]);
@@ -431,6 +433,10 @@ static bool record_samples(struct sched *sched, const struct sched_step *step, i
         if (!is_in_round(want->seq, round)) continue; /* or the job has just failed */
         if (!is_number(&sched->sampled[i])) {
             fail_job(sched, want->seq->job, ERR_INTERNAL, "the model's logits are not numbers");
+            continue;
+        }
+        if (sched_judged(want) >= 0) {
+            want->seq->job->pooled[sched_judged(want)] = sched->sampled[i].logprob;
             continue;
         }
         int rc = list_alternatives(sched, want, logits + (size_t)i * (size_t)sched->options.vocab);

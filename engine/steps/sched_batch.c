@@ -48,6 +48,19 @@ static int32_t scored_rows(struct sched_step *step, const struct sequence *seq, 
     return count;
 }
 
+/* The tokens that a request judges take a row of logits each; one is the running sequence's. The
+ * last row waits for a step that has them. */
+static bool has_judged_logits(const struct sched_step *step, const struct engine_request *request) {
+    return request->pooling != ENGINE_POOL_NEXT || request->judged_count - 1 <= step->spare_logits;
+}
+
+static void add_judged_wants(struct sched *sched, struct sched_step *step, struct sequence *seq,
+                             int32_t row) {
+    for (int32_t i = 0; i < seq->job->request.judged_count; i++)
+        add_want(sched, step, seq, row, -2 - i);
+    step->spare_logits -= seq->job->request.judged_count - 1;
+}
+
 static int32_t prompt_left(const struct sequence *seq) {
     return seq->prompt_count - seq->due.tokens;
 }
@@ -66,6 +79,7 @@ static void add_prompt(struct sched *sched, struct sched_step *step, struct sequ
     if (count > left) count = left;
     if (count > sched_rows_to_border(seq)) count = sched_rows_to_border(seq);
     if (count == rest && sched_first_waits(sched, seq)) count--;
+    if (count == rest && !has_judged_logits(step, request)) count--;
     if (request->prompt_logprobs) count = scored_rows(step, seq, count);
     if (count <= 0) return;
     int32_t row = step->batch.rows, pos = seq->due.tokens;
@@ -74,6 +88,8 @@ static void add_prompt(struct sched *sched, struct sched_step *step, struct sequ
         if (pos + i + 1 < seq->prompt_count) add_want(sched, step, seq, row + i, pos + i + 1);
     if (pos + count == seq->prompt_count && request->max_tokens > 0)
         add_first_wants(sched, step, seq, row + count - 1);
+    if (pos + count == seq->prompt_count && request->pooling == ENGINE_POOL_NEXT)
+        add_judged_wants(sched, step, seq, row + count - 1);
 }
 
 /* Prompts are read in the order of their clients' service, rounded to SCHED_PROMPT_TURN tokens,

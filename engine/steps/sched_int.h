@@ -44,11 +44,17 @@ void sched_finish_job(struct sched *sched, struct engine_job *job, enum engine_f
 /* A row whose logits are wanted: the next token of a sequence, or the score of a prompt token. */
 struct sched_want {
     struct sequence *seq;
-    int32_t scored; /* index of the prompt token this row's logits score; -1 = sample */
+    int32_t scored; /* index of the prompt token this row's logits score; -1 = sample; -2 - i: the
+                       token number i of those that the request judges */
 };
 
 /* The time by which steps are measured. */
 int64_t sched_clock(const struct sched *sched);
+
+/* Returns the number of the token that is judged; -1: none is. */
+static inline int32_t sched_judged(const struct sched_want *want) {
+    return want->scored <= -2 ? -2 - want->scored : -1;
+}
 
 struct sched_step {
     struct kern_batch batch;

@@ -6,9 +6,14 @@
 #include "base/check.h"
 #include "engine/steps/sched_int.h"
 
+static bool pools_rows(const struct sequence *seq) {
+    const enum engine_pooling pooling = seq->job->request.pooling;
+    return pooling != ENGINE_POOL_NONE && pooling != ENGINE_POOL_NEXT;
+}
+
 bool sched_pools(const struct sched *sched, const struct sched_step *step) {
     for (int i = 0; i < step->batch.span_count; i++)
-        if (sched->span_sequences[i]->job->request.pooling) return true;
+        if (pools_rows(sched->span_sequences[i])) return true;
     return false;
 }
 
@@ -21,6 +26,7 @@ static struct pool_part part_of(const struct sequence *seq, const struct kern_sp
     const bool begins = span->pos == 0, ends = span->pos + span->count == seq->prompt_count;
     switch (seq->job->request.pooling) {
     case ENGINE_POOL_NONE:
+    case ENGINE_POOL_NEXT:
         break;
     case ENGINE_POOL_LAST:
         return (struct pool_part){span->count - 1, ends ? 1 : 0};
@@ -77,7 +83,7 @@ static int pool_span(struct sched *sched, const struct kern_span *span, struct s
 int sched_pool_rows(struct sched *sched, const struct sched_step *step, const float *hidden) {
     for (int i = 0; i < step->batch.span_count; i++) {
         struct sequence *seq = sched->span_sequences[i];
-        if (!seq->job->request.pooling) continue;
+        if (!pools_rows(seq)) continue;
         int rc = pool_span(sched, &sched->spans[i], seq, hidden);
         if (rc != 0) return rc;
     }

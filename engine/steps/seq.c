@@ -76,6 +76,7 @@ static int alloc_prompt(struct engine_job *job) {
 }
 
 static int alloc_pooled(struct engine_job *job, int width) {
+    if (job->request.pooling == ENGINE_POOL_NEXT) width = job->request.judged_count;
     job->pooled = mem_try_alloc((size_t)width, sizeof *job->pooled);
     if (job->pooled && job->request.pooling == ENGINE_POOL_MEAN)
         job->pooled_sum = mem_try_alloc((size_t)width, sizeof *job->pooled_sum);
@@ -93,6 +94,9 @@ int seq_job_alloc(struct engine_job *job, size_t token_bytes_max, int64_t stream
     int count = seq_job_choices(request), rc = 0;
     if (request->prompt_count < 1 || request->max_tokens < 0) return ERR_INVALID;
     if (request->pooling && (request->max_tokens > 0 || count > 1 || width < 1)) return ERR_INVALID;
+    if (request->pooling == ENGINE_POOL_NEXT &&
+        (request->judged_count < 1 || request->judged_count > ENGINE_JUDGED_MAX))
+        return ERR_INVALID;
     job->choice = mem_try_alloc((size_t)count, sizeof *job->choice);
     if (!job->choice) return ERR_NOMEM;
     job->choice_count = job->choices_left = count;
@@ -241,6 +245,10 @@ void seq_sample_params(struct sequence *seq, struct kern_sample *params) {
 void seq_score_params(const struct sequence *seq, int32_t index, struct kern_sample *params) {
     int32_t top = seq->job->request.prompt_top_logprobs;
     *params = (struct kern_sample){.top_count = reported_top(top), .forced = seq->tokens[index]};
+}
+
+void seq_judge_params(const struct sequence *seq, int32_t index, struct kern_sample *params) {
+    *params = (struct kern_sample){.top_count = 0, .forced = seq->job->request.judged[index]};
 }
 
 struct engine_top *seq_wide_top(const struct sequence *seq, int32_t scored, int32_t *count) {

@@ -112,6 +112,8 @@ int seq_settle(struct sequence *seq, struct constraint_work *work, struct mask_w
 
 /* The sampling parameters of the sequence's next token. */
 void seq_sample_params(struct sequence *seq, struct kern_sample *params);
+/* How likely token number `index` of those that the request judges is. */
+void seq_judge_params(const struct sequence *seq, int32_t index, struct kern_sample *params);
 /* The same for the score of prompt token `index`. */
 void seq_score_params(const struct sequence *seq, int32_t index, struct kern_sample *params);
 

@@ -130,7 +130,7 @@ struct oai_kind {
 
 extern const struct oai_kind oai_chat, oai_completion, oai_native, oai_infill, oai_tokenize,
     oai_detokenize, oai_template, oai_responses, oai_messages, oai_count_tokens, oai_chat_count,
-    oai_invocation, oai_embeddings;
+    oai_invocation, oai_embeddings, oai_rerank, oai_rerank_v2, oai_score;
 /* Gives the error's field the name that the request's client knows. */
 void oai_rename_field(const struct oai_request *request, struct oai_error *error);
 /* All rows; NULL past the end. */

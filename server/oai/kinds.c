@@ -2,9 +2,10 @@
 #include "server/oai/kind.h"
 
 static const struct oai_kind *const kinds[] = {
-    &oai_chat,       &oai_completion, &oai_native,     &oai_infill,   &oai_tokenize,
-    &oai_detokenize, &oai_template,   &oai_responses,  &oai_messages, &oai_count_tokens,
-    &oai_chat_count, &oai_invocation, &oai_embeddings,
+    &oai_chat,       &oai_completion,   &oai_native,     &oai_infill,
+    &oai_tokenize,   &oai_detokenize,   &oai_template,   &oai_responses,
+    &oai_messages,   &oai_count_tokens, &oai_chat_count, &oai_invocation,
+    &oai_embeddings, &oai_rerank,       &oai_rerank_v2,  &oai_score,
 };
 
 const struct oai_kind *oai_kind_at(int index) {

@@ -90,7 +90,8 @@ static const char *pooling_name(enum engine_pooling pooling) {
     static const char *const names[] = {[ENGINE_POOL_NONE] = "none",
                                         [ENGINE_POOL_LAST] = "last",
                                         [ENGINE_POOL_MEAN] = "mean",
-                                        [ENGINE_POOL_CLS] = "cls"};
+                                        [ENGINE_POOL_CLS] = "cls",
+                                        [ENGINE_POOL_NEXT] = "next"};
     return names[pooling];
 }
 

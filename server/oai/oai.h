@@ -67,6 +67,13 @@ struct oai_fim {
 };
 struct oai_fim oai_find_fim(const struct engine *engine);
 
+/* The tokens with which a model says whether a text answers a query: "yes", "no". Both -1: its
+ * vocabulary does not tell them apart. */
+struct oai_verdict {
+    int32_t ids[2];
+};
+struct oai_verdict oai_find_verdict(const struct engine *engine);
+
 /* How a model is shown tools and calls them. */
 struct oai_tool_style {
     const struct tool_form *form; /* NULL: answers do not call tools */
@@ -108,7 +115,21 @@ struct oai_rules {
     struct oai_channels channels;
     struct oai_tool_style tools;
     struct oai_fim fim;
+    struct oai_verdict verdict;
     struct oai_records *records; /* stored responses; NULL: none can be stored */
+};
+
+/* Two texts whose fit the model judges, and what for; they point into the tree (rerank.c). */
+struct oai_pair {
+    const char *task, *query, *document;
+};
+/* The chat that asks about it, for engine_render_chat; NULL: no memory. The caller frees it. */
+cJSON *oai_pair_context(const struct oai_pair *pair);
+
+/* A text in the arena; it may hold any bytes. */
+struct oai_text {
+    const char *text;
+    size_t size;
 };
 
 /* A prompt that is not a chat: text, token ids, or both in turns. */
@@ -118,6 +139,7 @@ struct oai_prompt {
                            others is set */
     const int32_t *ids; /* in the arena */
     size_t id_count;
+    const struct oai_pair *pair; /* in the arena; a chat is made of it */
 };
 
 /* A tool of a request whose form is not a chat's, as its client knows it (rewrite.h). Its texts lie
@@ -167,6 +189,8 @@ struct oai_request {
     int32_t truncate; /* tokens kept of a longer prompt's end; 0 = all, -1 = what the context has */
     int32_t logprobs, prompt_logprobs; /* alternatives shown for each token; -1 = no scores */
     bool background;                   /* the answer is stored, and the client asks for it later */
+    int32_t top;                       /* of ranked documents: how many are returned */
+    const struct oai_text *documents;  /* [prompt_count] in the arena; NULL: not returned */
     int32_t dimensions;                /* of vectors: numbers that are kept, the first ones */
     bool base64, raw_vectors;          /* written so; not normalised */
     bool stream, include_usage, continuous_usage, include_progress, echo;

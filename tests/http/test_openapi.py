@@ -18,7 +18,9 @@ GOOD = {CHAT: chat_body(max_tokens=3), TEXT: {"model": MODEL, "prompt": "abc", "
         "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
         "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hi"}]},
         "/v1/chat/completions/input_tokens": chat_body(max_tokens=3),
-        "/v1/embeddings": {"input": ["abc", "de"]}}
+        "/v1/embeddings": {"input": ["abc", "de"]}, "/v1/rerank": {"query": "a", "documents": ["b", {"text": "c"}]},
+        "/v2/rerank": {"query": "a", "documents": ["b"], "return_documents": False},
+        "/v1/score": {"text_1": "a", "text_2": ["b", "c"]}}
 INVOCATION = "/invocations"  # has the bodies of two others
 
 
