@@ -154,6 +154,19 @@ static struct tok_cached *cache_place(const struct tok_encoder *e, const char *p
     return &e->cache[(hash >> 40) & e->cache_mask];
 }
 
+static int encode_new(struct tok_encoder *e, const char *piece, size_t size) {
+    switch (e->tok->model) {
+    case TOK_MODEL_UNIGRAM:
+        return tok_unigram(e, piece, size);
+    case TOK_MODEL_WORDS:
+        return tok_wordpiece(e, piece, size);
+    case TOK_MODEL_BYTES:
+    case TOK_MODEL_CHARS:
+        break;
+    }
+    return merge_piece(e, piece, size);
+}
+
 static int merge_cached(struct tok_encoder *e, const char *piece, size_t size) {
     struct tok_cached *cached = cache_place(e, piece, size);
     int rc = 0;
@@ -163,16 +176,14 @@ static int merge_cached(struct tok_encoder *e, const char *piece, size_t size) {
         return rc;
     }
     size_t first = e->count;
-    rc = e->tok->model == TOK_MODEL_UNIGRAM ? tok_unigram(e, piece, size)
-                                            : merge_piece(e, piece, size);
+    rc = encode_new(e, piece, size);
     *cached = (struct tok_cached){piece, (uint32_t)size, (uint32_t)(e->count - first), first};
     return rc;
 }
 
 static int encode_piece(struct tok_encoder *e, const char *piece, size_t size) {
     if (e->cache && size <= CACHED_BYTES) return merge_cached(e, piece, size);
-    return e->tok->model == TOK_MODEL_UNIGRAM ? tok_unigram(e, piece, size)
-                                              : merge_piece(e, piece, size);
+    return encode_new(e, piece, size);
 }
 
 /* ---- Words ---- */
@@ -241,6 +252,7 @@ int tok_piece(struct tok_encoder *e, const char *piece, size_t size) {
         return fault_set(e->fault, ERR_LIMIT, NULL, "more than %zu tokens", e->max);
     if (size > TOK_TEXT_MAX)
         return fault_set(e->fault, ERR_LIMIT, NULL, "text of more than %zu bytes", TOK_TEXT_MAX);
-    return e->tok->model == TOK_MODEL_UNIGRAM ? encode_piece(e, piece, size)
-                                              : tok_bpe(e, piece, size);
+    return e->tok->model == TOK_MODEL_UNIGRAM || e->tok->model == TOK_MODEL_WORDS
+               ? encode_piece(e, piece, size)
+               : tok_bpe(e, piece, size);
 }

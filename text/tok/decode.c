@@ -83,12 +83,44 @@ static int load_metaspace(struct tok *tok, const cJSON *node, const char *path,
     return rc;
 }
 
+/* What WordPiece's cleanup takes out of each token: replaced in this order. */
+static const char *const cleanups[][2] = {
+    {" .", "."},   {" ?", "?"},     {" !", "!"},     {" ,", ","},
+    {" ' ", "'"},  {" n't", "n't"}, {" 'm", "'m"},   {" do not", " don't"},
+    {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"},
+};
+
+static int load_words_decoder(struct tok *tok, const cJSON *node, const char *path,
+                              struct fault *fault) {
+    struct tok_decoder *d = &tok->decoder;
+    const char *prefix = "##";
+    bool cleanup = true;
+    int rc = json_str(node, path, "prefix", &prefix, fault);
+    if (!rc) rc = json_bool(node, path, "cleanup", &cleanup, fault);
+    if (rc) return rc;
+    if (d->fused || d->byte_fallback || d->byte_level || d->replace_count)
+        return refuse(path, fault, "WordPiece behind other steps is not supported");
+    d->words = true;
+    d->prefix_size = (uint32_t)strlen(prefix);
+    rc = tok_text_add(tok, prefix, d->prefix_size, &d->prefix, fault);
+    for (size_t i = 0; cleanup && !rc && i < sizeof cleanups / sizeof *cleanups; i++) {
+        struct tok_step *step = &d->replaces[d->replace_count++];
+        step->find_size = (uint32_t)strlen(cleanups[i][0]);
+        step->content_size = (uint32_t)strlen(cleanups[i][1]);
+        rc = tok_text_add(tok, cleanups[i][0], step->find_size, &step->find, fault);
+        if (!rc) rc = tok_text_add(tok, cleanups[i][1], step->content_size, &step->content, fault);
+    }
+    return rc;
+}
+
 int tok_load_decoder(struct tok *tok, const cJSON *node, const char *type, const char *path,
                      struct fault *fault) {
     struct tok_decoder *d = &tok->decoder;
     if (strcmp(type, "Replace") == 0) return load_replace(tok, node, path, fault);
     if (strcmp(type, "Strip") == 0) return load_strip(d, node, path, fault);
     if (strcmp(type, "Metaspace") == 0) return load_metaspace(tok, node, path, fault);
+    if (strcmp(type, "WordPiece") == 0) return load_words_decoder(tok, node, path, fault);
+    if (d->words) return refuse(path, fault, "a step behind WordPiece is not supported");
     if (strcmp(type, "Fuse") == 0) {
         d->fused = true;
     } else if (strcmp(type, "ByteFallback") == 0 && !d->fused) {
@@ -169,12 +201,43 @@ static int from_alphabet(struct tok *tok, struct tok_token *token, struct fault 
     return 0;
 }
 
+static int replace_steps(struct tok *tok, uint32_t *at, uint32_t *size, struct fault *fault) {
+    const struct tok_decoder *d = &tok->decoder;
+    int rc = 0;
+    for (int i = 0; i < d->replace_count && !rc; i++)
+        rc = replace_all(tok, &d->replaces[i], at, size, fault);
+    return rc;
+}
+
+/* A word's beginning gets a space in front, what goes on with it loses the prefix. */
+static int space_word(struct tok *tok, struct tok_token *token, struct fault *fault) {
+    const struct tok_decoder *d = &tok->decoder;
+    const size_t start = tok->text_size;
+    uint32_t unused;
+    if (token->name_size >= d->prefix_size &&
+        memcmp(tok->text + token->name, tok->text + d->prefix, d->prefix_size) == 0) {
+        token->bytes += d->prefix_size;
+        token->bytes_size -= d->prefix_size;
+        return 0;
+    }
+    int rc = tok_text_add(tok, " ", 1, &unused, fault);
+    if (!rc) rc = copy_text(tok, token->name, token->name_size, fault);
+    token->bytes = (uint32_t)start;
+    token->bytes_size = token->name_size + 1;
+    return rc;
+}
+
 /* Metaspace drops every mark of the first token, Strip the space at its beginning. */
 static int decode_first(struct tok *tok, struct tok_token *token, struct fault *fault) {
     const struct tok_decoder *d = &tok->decoder;
     struct tok_step drop = {.find_size = d->mark_size};
     token->first = token->bytes;
     token->first_size = token->bytes_size;
+    if (d->words) {
+        token->first = token->name;
+        token->first_size = token->name_size;
+        return replace_steps(tok, &token->first, &token->first_size, fault);
+    }
     if (d->mark_size) {
         drop.find = d->replaces[0].find;
         token->first = token->name;
@@ -194,8 +257,8 @@ static int decode_name(struct tok *tok, struct tok_token *token, struct fault *f
     int rc = 0, byte;
     token->bytes = token->name;
     token->bytes_size = token->name_size;
-    for (int i = 0; i < d->replace_count && !rc; i++)
-        rc = replace_all(tok, &d->replaces[i], &token->bytes, &token->bytes_size, fault);
+    if (d->words) rc = space_word(tok, token, fault);
+    if (!rc) rc = replace_steps(tok, &token->bytes, &token->bytes_size, fault);
     if (!rc && d->byte_fallback &&
         (byte = tok_fallback_of(tok->text + token->bytes, token->bytes_size)) >= 0) {
         char c = (char)byte;

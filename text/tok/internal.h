@@ -4,8 +4,8 @@
  * to it. Encoding streams: the text between added tokens is normalised (norm.c, forms.c,
  * charsmap.c), each
  * stage splits the pieces of the previous one (split.c, regex.c), and the final pieces go to the
- * model (bpe.c, unigram.c) one by one, so no list of pieces is kept. `struct tok_encoder` is the
- * state of one call. */
+ * model (bpe.c, unigram.c, wordpiece.c) one by one, so no list of pieces is kept. `struct
+ * tok_encoder` is the state of one call. */
 #ifndef KEEPD_TEXT_TOK_INTERNAL_H
 #define KEEPD_TEXT_TOK_INTERNAL_H
 
@@ -146,10 +146,13 @@ struct tok_step {
 struct tok_decoder {
     struct tok_step replaces[TOK_STEPS_MAX];
     int replace_count;
-    size_t text_most;    /* while loading: the largest size of tok->text with decoded names */
-    bool byte_level;     /* names are written in the byte alphabet */
-    bool byte_fallback;  /* "<0x0A>" is the byte 10 */
-    bool fused;          /* while loading: the steps that follow see the whole text */
+    size_t text_most;   /* while loading: the largest size of tok->text with decoded names */
+    bool byte_level;    /* names are written in the byte alphabet */
+    bool byte_fallback; /* "<0x0A>" is the byte 10 */
+    bool fused;         /* while loading: the steps that follow see the whole text */
+    bool words;         /* WordPiece: a space is put in front of each word */
+    /* In tok->text: a token whose name begins with it goes on with a word. */
+    uint32_t prefix, prefix_size;
     char strip[4];       /* one such character is dropped at the beginning of a text */
     uint32_t strip_size; /* 0: nothing is dropped */
     char mark[4];        /* this mark is dropped everywhere in the first token of a text */
@@ -159,9 +162,10 @@ struct tok_decoder {
 /* ---- The tokenizer ---- */
 
 enum tok_model {
-    TOK_MODEL_BYTES,  /* BPE whose pieces are bytes: byte_ids are the first symbols */
-    TOK_MODEL_CHARS,  /* BPE whose first symbols are the names of characters */
-    TOK_MODEL_UNIGRAM /* the best sum of scores */
+    TOK_MODEL_BYTES,   /* BPE whose pieces are bytes: byte_ids are the first symbols */
+    TOK_MODEL_CHARS,   /* BPE whose first symbols are the names of characters */
+    TOK_MODEL_UNIGRAM, /* the best sum of scores */
+    TOK_MODEL_WORDS    /* WordPiece: the longest tokens from the left */
 };
 
 struct tok {
@@ -184,6 +188,11 @@ struct tok {
     bool all_fallback;
     size_t names_max;  /* the longest token's name */
     bool cut_at_marks; /* no merge crosses the beginning of a word (bpe.c) */
+
+    /* WordPiece: in front of the names of tokens that go on with a word, in `text`; a word with
+     * more characters is unknown. */
+    uint32_t word_prefix, word_prefix_size;
+    int32_t word_chars_max;
 
     double *scores;       /* [vocab_size], Unigram alone */
     double unknown_score; /* cost of one unknown character */
@@ -407,5 +416,6 @@ int tok_split(struct tok_encoder *e, int stage, const char *text, size_t size);
 int tok_piece(struct tok_encoder *e, const char *piece, size_t size); /* one piece by the model */
 int tok_bpe(struct tok_encoder *e, const char *piece, size_t size);
 int tok_unigram(struct tok_encoder *e, const char *piece, size_t size);
+int tok_wordpiece(struct tok_encoder *e, const char *piece, size_t size);
 
 #endif

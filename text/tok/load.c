@@ -216,11 +216,11 @@ static int read_model_kind(struct tok *tok, const cJSON *model, struct fault *fa
         return fault_set(fault, ERR_UNSUPPORTED, "model.type",
                          "is absent, and the model has neither vocab with merges (BPE) nor a list "
                          "of tokens with scores (Unigram)");
-    bool unigram = strcmp(type, "Unigram") == 0;
-    if (!unigram && strcmp(type, "BPE") != 0)
+    bool unigram = strcmp(type, "Unigram") == 0, words = strcmp(type, "WordPiece") == 0;
+    if (!unigram && !words && strcmp(type, "BPE") != 0)
         return fault_set(fault, ERR_UNSUPPORTED, "model.type",
-                         "'%.64s' is not supported, only BPE and Unigram", type);
-    tok->model = unigram ? TOK_MODEL_UNIGRAM : TOK_MODEL_CHARS;
+                         "'%.64s' is not supported, only BPE, Unigram and WordPiece", type);
+    tok->model = unigram ? TOK_MODEL_UNIGRAM : words ? TOK_MODEL_WORDS : TOK_MODEL_CHARS;
     return 0;
 }
 
@@ -256,6 +256,22 @@ static int load_unigram(struct tok *tok, const cJSON *model, struct fault *fault
     return rc ? rc : tok_unigram_index(tok, fault);
 }
 
+static int load_words(struct tok *tok, const cJSON *model, struct fault *fault) {
+    const char *unknown = "[UNK]", *prefix = "##";
+    int64_t most = 100;
+    int rc = json_str(model, "model", "unk_token", &unknown, fault);
+    if (!rc) rc = json_str(model, "model", "continuing_subword_prefix", &prefix, fault);
+    if (!rc) rc = json_int(model, "model", "max_input_chars_per_word", 0, INT32_MAX, &most, fault);
+    if (rc) return rc;
+    tok->word_chars_max = (int32_t)most;
+    tok->word_prefix_size = (uint32_t)strlen(prefix);
+    tok->unknown = tok_vocab_find(tok, unknown, strlen(unknown));
+    if (tok->unknown < 0)
+        return fault_set(fault, ERR_MALFORMED, "model.unk_token",
+                         "'%.64s' is not in the vocabulary", unknown);
+    return tok_text_add(tok, prefix, tok->word_prefix_size, &tok->word_prefix, fault);
+}
+
 static int load_model(struct tok *tok, const cJSON *model, const cJSON *added,
                       struct fault *fault) {
     if (!cJSON_IsObject(model))
@@ -274,6 +290,7 @@ static int load_model(struct tok *tok, const cJSON *model, const cJSON *added,
     if (!rc) rc = json_bool(model, "model", "byte_fallback", &tok->byte_fallback, fault);
     if (rc) return rc;
     return tok->model == TOK_MODEL_UNIGRAM ? load_unigram(tok, model, fault)
+           : tok->model == TOK_MODEL_WORDS ? load_words(tok, model, fault)
                                            : load_bpe(tok, model, fault);
 }
 

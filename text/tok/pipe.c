@@ -256,6 +256,12 @@ static int load_whitespace(struct pipe *p, bool words, const char *path) {
     return tok_add_stage(p->tok, &stage, words ? pattern : "\\s", false, path, p->fault);
 }
 
+/* White space is left out, and each character of punctuation is a piece. */
+static int load_bert_words(struct pipe *p, const cJSON *node, const char *path) {
+    int rc = load_whitespace(p, false, path);
+    return rc ? rc : load_punctuation(p, node, path);
+}
+
 static int read_prepend(struct pipe *p, const cJSON *node, const char *path,
                         enum tok_prepend *prepend) {
     static const char *const names[] = {"always", "first", "never"};
@@ -299,6 +305,7 @@ static int load_pre_tokenizer(struct pipe *p, const cJSON *node, const char *typ
     if (strcmp(type, "Whitespace") == 0) return load_whitespace(p, true, path);
     if (strcmp(type, "WhitespaceSplit") == 0) return load_whitespace(p, false, path);
     if (strcmp(type, "Metaspace") == 0) return load_metaspace(p, node, path);
+    if (strcmp(type, "BertPreTokenizer") == 0) return load_bert_words(p, node, path);
     if (strcmp(type, "ByteLevel") != 0) return refuse_type(p, path, type);
     if (p->tok->bytes_at >= 0)
         return fault_set(p->fault, ERR_UNSUPPORTED, path, "a second ByteLevel is not supported");

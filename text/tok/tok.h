@@ -1,13 +1,13 @@
-/* Tokenizer: BPE and Unigram as published in tokenizer.json. Immutable after loading; every
- * function may be called from any thread.
+/* Tokenizer: BPE, Unigram and WordPiece as published in tokenizer.json. Immutable after loading;
+ * every function may be called from any thread.
  *
  * It executes the file as huggingface/tokenizers does: added tokens are cut out first; the
  * normalizer (NFC, NFD, NFKC, NFKD, Prepend, Replace, Precompiled, Lowercase, Strip, StripAccents,
  * Nmt, BertNormalizer); the pre-tokenizer (Split, ByteLevel, Digits, Punctuation, Whitespace,
- * WhitespaceSplit, Metaspace); the model (byte-level BPE, BPE over characters with byte fallback,
- * Unigram); the post-processor (TemplateProcessing, RobertaProcessing) for plain completions; the
- * decoder (ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace). Every other component is
- * refused at load by name.
+ * WhitespaceSplit, Metaspace, BertPreTokenizer); the model (byte-level BPE, BPE over characters
+ * with byte fallback, Unigram, WordPiece); the post-processor (TemplateProcessing,
+ * RobertaProcessing) for plain completions; the decoder (ByteLevel, Replace, ByteFallback, Fuse,
+ * Strip, Metaspace, WordPiece). Every other component is refused at load by name.
  *
  * Characters have the properties of Unicode 16 (text/unicode), as in the expressions of tokenizers
  * 0.22. Its normal forms, StripAccents, BertNormalizer and Punctuation still know Unicode 8 or 9

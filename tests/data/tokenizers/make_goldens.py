@@ -335,6 +335,32 @@ def bert_style():
     return t
 
 
+def wordpiece(normalizer, cleanup=True, prefix="##", size=500, most=100):
+    t = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    t.normalizer = normalizer
+    t.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    t.train_from_iterator(CORPUS * 3, trainers.WordPieceTrainer(
+        vocab_size=size, show_progress=False, min_frequency=2, limit_alphabet=150, continuing_subword_prefix=prefix,
+        special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]))
+    t.model = models.WordPiece(vocab=t.get_vocab(), unk_token="[UNK]", continuing_subword_prefix=prefix,
+                               max_input_chars_per_word=most)
+    t.decoder = decoders.WordPiece(prefix=prefix, cleanup=cleanup)
+    t.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(n, t.token_to_id(n)) for n in ("[CLS]", "[SEP]")])
+    return t
+
+
+def wordpiece_style():
+    """As BERT's, in small letters without accents."""
+    return wordpiece(normalizers.BertNormalizer())
+
+
+def wordpiece_cased():
+    """Letters and accents stay; short words are unknown already; another prefix; texts as they are."""
+    return wordpiece(normalizers.BertNormalizer(lowercase=False), cleanup=False, prefix="@@", size=380, most=9)
+
+
 def case(tokenizer, text, specials, template):
     tokenizer.encode_special_tokens = not specials
     ids = tokenizer.encode(text, add_special_tokens=template).ids
@@ -378,7 +404,7 @@ def qwen2(folder):
 def main():
     for make in (qwen_style, llama3_style, smollm_style, gpt2_style, deepseek_style, behaviors, llama2_style,
                  gemma_style, metaspace_style, unknown_style, falcon_style, lacking_style, t5_style, unigram_bytes,
-                 precompiled_style, lowercase_style, bert_style):
+                 precompiled_style, lowercase_style, bert_style, wordpiece_style, wordpiece_cased):
         name = make.__name__.replace("_", "-")
         tokenizer = make()
         tokenizer.save(str(HERE / f"{name}.json"), pretty=False)

@@ -196,6 +196,15 @@ Test(tok, golden_bert_style) {
     check_kept("bert-style");
 }
 
+/* BERT's. */
+Test(tok, golden_wordpiece_style) {
+    check_kept("wordpiece-style");
+}
+
+Test(tok, golden_wordpiece_cased) {
+    check_kept("wordpiece-cased");
+}
+
 /* ---- Real vocabularies, where there is more data ---- */
 
 static bool more_data(char *path, size_t size, const char *name) {
