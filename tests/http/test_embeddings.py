@@ -25,6 +25,10 @@ def embed(daemon, text, **fields):
     return vectors(daemon.post(PATH, {"model": MODEL, "input": text, **fields}))
 
 
+def ids_of(daemon, text):
+    return daemon.post("/tokenize", {"prompt": text}).json()["tokens"]
+
+
 def as_floats(numbers):
     """Rounded to the 32 bits that they have in the engine."""
     return list(struct.unpack(f"<{len(numbers)}f", struct.pack(f"<{len(numbers)}f", *numbers)))
@@ -40,7 +44,7 @@ def test_a_vector_for_each_text(shared):
     both, one, other = embed(shared, ["abc", "déf"]), embed(shared, "abc"), embed(shared, ["déf"])
     assert both == one + other and one != other
     assert all(abs(math.hypot(*v) - 1) < 1e-6 for v in both)
-    ids = [shared.post("/tokenize", {"prompt": text}).json()["tokens"] for text in ("abc", "déf")]
+    ids = [ids_of(shared, text) for text in ("abc", "déf")]
     assert embed(shared, ids) == both and embed(shared, ids[0]) == one
 
 
@@ -48,7 +52,8 @@ def test_shape(shared):
     r = shared.post(PATH, {"input": ["abc", "de"], "user": "somebody", "unknown": 1})
     answer = r.json()
     assert answer["object"] == "list" and answer["model"] == MODEL
-    assert answer["usage"] == {"prompt_tokens": 5, "total_tokens": 5}
+    tokens = sum(len(ids_of(shared, text)) for text in ("abc", "de"))
+    assert answer["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
     assert {d["object"] for d in answer["data"]} == {"embedding"}
 
 
@@ -64,7 +69,7 @@ def test_sdk(shared):
     whole = client.embeddings.create(model=MODEL, input=["abc", "de"])  # the SDK asks for base64 itself
     plain = client.embeddings.create(model=MODEL, input=["abc", "de"], encoding_format="float")
     assert [as_floats(d.embedding) for d in whole.data] == [as_floats(d.embedding) for d in plain.data]
-    assert whole.usage.prompt_tokens == 5 and whole.model == MODEL and whole.data[1].index == 1
+    assert whole.usage == plain.usage and whole.model == MODEL and whole.data[1].index == 1
     short = client.embeddings.create(model=MODEL, input="abc", dimensions=3)
     assert len(short.data[0].embedding) == 3 and abs(math.hypot(*short.data[0].embedding) - 1) < 1e-6
     with pytest.raises(openai.BadRequestError):
@@ -96,11 +101,13 @@ def test_pooling(start, fake, how):
 
 
 def test_texts_are_shortened_at_their_end(shared):
-    assert embed(shared, "abcdef", truncate_prompt_tokens=3) == embed(shared, "abc")
-    assert embed(shared, "abc", truncate_prompt_tokens=9) == embed(shared, "abc")
-    long = "x" * LENGTH + "y"
+    text = "one two three four six"
+    ids = ids_of(shared, text)
+    assert embed(shared, text, truncate_prompt_tokens=3) == embed(shared, ids[:3]) != embed(shared, text)
+    assert embed(shared, text, truncate_prompt_tokens=99) == embed(shared, text)
+    long = text * LENGTH
     error(shared.post(PATH, {"input": long}), 400, "input")
-    assert embed(shared, long, truncate_prompt_tokens=-1) == embed(shared, "x" * LENGTH)
+    assert embed(shared, long, truncate_prompt_tokens=-1) == embed(shared, ids_of(shared, long)[:LENGTH])
     error(shared.post(PATH, {"input": "abc", "truncate_prompt_tokens": 0}), 400, "truncate_prompt_tokens")
 
 
