@@ -293,6 +293,7 @@ static const struct own_field {
     OWN("mamba_n_heads", mamba),
     OWN("shared_intermediate_size", granite_hybrid),
     OWN("moe_shared_expert_intermediate_size", nemotron),
+    OWN("moe_latent_size", nemotron),
     OWN("kv_lora_rank", latent),
     OWN("q_lora_rank", latent),
     OWN("routed_scaling_factor", scaled),
@@ -313,9 +314,7 @@ static bool owns(const struct family *family, const struct own_field *field) {
 /* Fields that mean another computation whenever they are there at all. */
 int model_config_refuse_fields(const cJSON *root, const struct family *family,
                                struct fault *fault) {
-    static const char *const fields[] = {
-        "quantization", "text_config", "logit_scale", "clip_qkv", "moe_latent_size",
-    };
+    static const char *const fields[] = {"quantization", "text_config", "logit_scale", "clip_qkv"};
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         if (json_get(root, fields[i]))
             return fault_set(fault, ERR_UNSUPPORTED, fields[i], "models with %s are not supported",

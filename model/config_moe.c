@@ -181,6 +181,11 @@ int model_config_read_experts(const cJSON *root, const struct family *family,
     out->experts = (int)values[0];
     out->experts_used = (int)values[1];
     out->expert_ff = (int)values[2];
+    int64_t latent = 0;
+    int rc = json_int(root, NULL, "moe_latent_size", 1, 1 << 16, &latent, fault);
+    if (rc) return rc;
+    out->expert_latent = (int)latent;
+    out->experts_narrow = latent > 0;
     if (out->experts_used > out->experts)
         return fault_set(fault, ERR_INVALID, keys[1], "%d of %d experts", out->experts_used,
                          out->experts);
@@ -191,7 +196,7 @@ int model_config_read_experts(const cJSON *root, const struct family *family,
     out->ernie_names = family->experts == EXPERTS_ERNIE;
     out->experts_sigmoid = family->sigmoid;
     out->select_bias = family->select_bias;
-    int rc = family->lfm2 ? json_bool(root, NULL, "use_expert_bias", &out->select_bias, fault) : 0;
+    if (family->lfm2) rc = json_bool(root, NULL, "use_expert_bias", &out->select_bias, fault);
     if (rc) return rc;
     rc = says ? json_bool(root, NULL, "norm_topk_prob", &out->experts_normalised, fault) : 0;
     if (rc) return rc;
@@ -200,8 +205,8 @@ int model_config_read_experts(const cJSON *root, const struct family *family,
     if (!rc) rc = read_shared(root, family, out, fault);
     if (!rc && out->gemma4_experts) rc = read_beside(out, fault);
     if (!rc && routed_layers(out) == 0) {
-        out->experts = out->experts_used = out->expert_ff = out->shared_ff = 0;
-        out->shared_experts = out->shared_gate = out->select_bias = false;
+        out->experts = out->experts_used = out->expert_ff = out->shared_ff = out->expert_latent = 0;
+        out->shared_experts = out->shared_gate = out->select_bias = out->experts_narrow = false;
     }
     if (!rc && !out->d_ff && routed_layers(out) < out->layers)
         rc = fault_set(fault, ERR_INVALID, "intermediate_size", "missing");

@@ -1,5 +1,6 @@
 /* Layers with a recurrent state, and what their families have beside: LFM2's short convolution, the
  * gated delta rules of Qwen3-Next and Qwen3.5, Mamba-2 of Granite 4-H, Falcon-H1 and Nemotron-H. */
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -97,7 +98,9 @@ static int refuse_mamba(const cJSON *root, struct fault *fault) {
                          "\"%.64s\" is not supported, only \"silu\"", act);
     cJSON_ArrayForEach(item, limit) {
         const bool least = item == limit->child && cJSON_IsNumber(item) && item->valuedouble <= 0;
-        limited = limited || !(least || cJSON_IsNull(item) || cJSON_IsObject(item));
+        const bool most = item != limit->child && cJSON_IsNumber(item) &&
+                          item->valuedouble > (double)FLT_MAX; /* Nemotron 3 Ultra */
+        limited = limited || !(least || most || cJSON_IsNull(item) || cJSON_IsObject(item));
     }
     if (!limited) return 0;
     return fault_set(fault, ERR_UNSUPPORTED, "time_step_limit",

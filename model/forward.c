@@ -260,6 +260,23 @@ static void step_beside(struct model *model, int index, float *x, int rows) {
     kern->ops->add_norm(kern, x, sum, layer->ffn_post_norm, rows, c->d_model, c->post_eps);
 }
 
+/* Experts, whose output is added to x; transformers, NemotronHMoE: they may read and write a
+ * narrower space. */
+static void step_experts(struct model *model, const struct layer *layer, float *x, const float *in,
+                         int rows) {
+    struct scratch *s = &model->scratch;
+    struct kern *kern = model->kern;
+    kern->ops->matmul(kern, s->router, in, layer->router, layer->router_bias, rows, KERN_SET);
+    if (!layer->experts_in) {
+        kern->ops->experts(kern, x, in, s->router, layer->experts, rows);
+        return;
+    }
+    float *read = s->beside, *made = read + (ptrdiff_t)rows * model->config.expert_latent;
+    kern->ops->matmul(kern, read, in, layer->experts_in, NULL, rows, KERN_SET);
+    kern->ops->experts(kern, made, read, s->router, layer->experts, rows);
+    kern->ops->matmul(kern, x, made, layer->experts_out, NULL, rows, KERN_ADD);
+}
+
 /* Computes a layer, in place in x, from the outputs of attention and of a recurrent state to its
  * end. */
 static void step_feed_forward(struct model *model, int index, float *x, const float *heads,
@@ -277,10 +294,7 @@ static void step_feed_forward(struct model *model, int index, float *x, const fl
         return;
     }
     const float *in = normed(model, x, layer->ffn_norm, rows);
-    if (layer->experts) {
-        kern->ops->matmul(kern, s->router, in, layer->router, layer->router_bias, rows, KERN_SET);
-        kern->ops->experts(kern, x, in, s->router, layer->experts, rows);
-    }
+    if (layer->experts) step_experts(model, layer, x, in, rows);
     if (!layer->gate_up) return;
     const int d_ff = layer->experts ? c->shared_ff : ff_width(c, index);
     show(model, index, front_role(c, layer->experts != NULL), in, rows);

@@ -209,6 +209,8 @@ static void describe_config(const struct model_config *c, bool gguf, struct buf 
     if (c->experts)
         buf_fmt(out, "experts      %d of width %d in %d of %d layers, %d for each token\n",
                 c->experts, c->expert_ff, routed_layers(c), c->layers, c->experts_used);
+    if (c->experts_narrow)
+        buf_fmt(out, "             they read and write %d numbers\n", c->expert_latent);
     if (c->shared_ff)
         buf_fmt(out, "beside them  a network of width %d for every token%s\n", c->shared_ff,
                 c->shared_gate ? ", gated" : "");

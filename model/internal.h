@@ -19,6 +19,7 @@ struct layer {
     struct kern_weight *shared_gate;    /* [1, d_model]; NULL where the family has none */
     /* Routed layers. The arrays, [experts], are host memory. */
     struct kern_weight *router, **expert_gate_up, **expert_down;
+    struct kern_weight *experts_in, *experts_out; /* NULL where experts are not narrower */
     float *router_bias, *expert_gate_up_bias, *expert_down_bias; /* as in kern_experts_spec */
     float *select_bias;
     struct kern_experts *experts;
@@ -54,7 +55,8 @@ struct scratch {
                        state_rates, or q_down and entry */
     float *gate_up; /* [rows_max, 2 d_ff], or shared_ff where that is more */
     float *ff;      /* [rows_max, d_ff] */
-    float *beside;  /* [2, rows_max, d_model] outputs of a network and of the experts beside it */
+    float *beside;  /* [2, rows_max, d_model] outputs of a network and of the experts beside it; or
+                         [2, rows_max, expert_latent] inputs and outputs of narrow experts */
     float *router;  /* [rows_max, experts] */
     float *latent;  /* [rows_max, heads_q * max(size of a query, size of the cached vector)] queries
                        before their products, then attention's outputs */
@@ -123,6 +125,10 @@ static inline int ff_width(const struct model_config *c, int layer) {
 
 static inline bool has_dense(const struct model_layer_config *layer) {
     return !layer->routed && !layer->no_network;
+}
+
+static inline int experts_width(const struct model_config *c) {
+    return c->expert_latent ? c->expert_latent : c->d_model;
 }
 
 /* Returns how many products a network has before its activation. */

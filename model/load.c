@@ -810,7 +810,7 @@ static int make_experts(struct loader *loader, struct layer *layer) {
     struct kern *kern = loader->model->kern;
     const struct kern_experts_spec spec = {.count = c->experts,
                                            .used = c->experts_used,
-                                           .d_model = c->d_model,
+                                           .d_model = experts_width(c),
                                            .d_ff = c->expert_ff,
                                            .normalise = c->experts_normalised,
                                            .sigmoid = c->experts_sigmoid,
@@ -821,7 +821,7 @@ static int make_experts(struct loader *loader, struct layer *layer) {
                                            .select_bias = layer->select_bias,
                                            .activation = c->activation,
                                            .ungated = c->ungated,
-                                           .sets = c->gemma4_experts,
+                                           .sets = c->gemma4_experts || c->experts_narrow,
                                            .factors = layer->experts_factors,
                                            .gate_up = layer->expert_gate_up,
                                            .down = layer->expert_down,

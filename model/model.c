@@ -151,7 +151,7 @@ static int open_scratch(struct model *model, struct fault *fault) {
         {&s->gates, model->rows_max, gates},
         {&s->gate_up, model->rows_max, 2 * ff},
         {&s->ff, model->rows_max, ff},
-        {&s->beside, 2 * model->rows_max, c->gemma4_experts ? c->d_model : 0},
+        {&s->beside, 2 * model->rows_max, c->gemma4_experts ? c->d_model : c->expert_latent},
         {&s->router, model->rows_max, c->experts},
         {&s->latent, model->rows_max, c->heads_q * latent},
         {&s->each, model->rows_max, c->layers * c->each_embed},

@@ -84,6 +84,8 @@ struct model_config {
     /* Layers that are routed: experts, how many of them a token uses, and their inner width, which
      * is d_ff in the others. 0: no layer is routed. */
     int experts, experts_used, expert_ff;
+    int expert_latent;                 /* width of what experts read and hand on; 0: d_model */
+    bool experts_narrow;               /* it is above 0 */
     bool experts_normalised;           /* kern_experts_spec.normalise */
     bool experts_sigmoid, select_bias; /* kern_experts_spec.sigmoid, .select_bias */
     int expert_groups, expert_groups_used;

@@ -74,7 +74,9 @@ size_t random_bytes(const struct model_config *c) {
         layers += has_dense(&c->per_layer[l]) ? products * d * (size_t)ff_width(c, l) : 0;
     const size_t each = (size_t)c->layers * (size_t)c->each_embed;
     layers += each * ((size_t)c->vocab + 3 * d);
-    layers += routed * (size_t)c->experts * d * (products * (size_t)c->expert_ff + 1);
+    const size_t wide = (size_t)experts_width(c);
+    layers += routed * (size_t)c->experts * (products * wide * (size_t)c->expert_ff + d);
+    layers += routed * 2 * d * (size_t)c->expert_latent;
     layers += routed * d * (products * (size_t)c->shared_ff + c->shared_gate);
     size_t ends = d * (size_t)c->vocab * (c->tied_embeddings ? 1 : 2);
     return 2 * (layers + ends);

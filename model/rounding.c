@@ -132,6 +132,7 @@ static bool measure(const struct rounding *r, enum role role, int layer, int exp
     const enum role in = attention || alone                    ? ROLE_ATTN_NORM
                          : routed && r->config->gemma4_experts ? ROLE_EXPERTS_NORM
                                                                : ROLE_FFN_NORM;
+    if (routed && r->config->experts_narrow) return false; /* a product makes the inputs */
     if (!read_norm(r, in, layer, norm)) return false;
     if (role == ROLE_O) {
         const struct model_layer_config *its = &r->config->per_layer[layer];

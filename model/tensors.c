@@ -23,6 +23,7 @@ enum width {
     WIDTH_HEADS,
     WIDTH_EXPERTS,
     WIDTH_EXPERT_FF,
+    WIDTH_EXPERT_MODEL, /* the inputs of experts */
     WIDTH_SHARED_FF,
     WIDTH_TAPS,
     WIDTH_ONE,
@@ -218,7 +219,7 @@ static const struct {
           [NAMING_HF_GEMMA4_MOE] = "experts.gate_up_proj",
           [NAMING_GGUF_GEMMA4_MOE] = "ffn_gate_up_exps.weight"},
          WIDTH_EXPERT_FF,
-         WIDTH_MODEL,
+         WIDTH_EXPERT_MODEL,
          true},
     [ROLE_EXPERT_UP] =
         {{"mlp.experts.#.up_proj.weight", NULL,
@@ -234,7 +235,7 @@ static const struct {
           [NAMING_HF_GEMMA4_MOE] = "experts.gate_up_proj",
           [NAMING_GGUF_GEMMA4_MOE] = "ffn_gate_up_exps.weight"},
          WIDTH_EXPERT_FF,
-         WIDTH_MODEL,
+         WIDTH_EXPERT_MODEL,
          true},
     [ROLE_EXPERT_DOWN] =
         {{"mlp.experts.#.down_proj.weight", NULL,
@@ -246,7 +247,7 @@ static const struct {
           [NAMING_HF_QWEN35_STACKED] = "mlp.experts.down_proj",
           [NAMING_HF_NEMOTRON_H] = "mixer.experts.#.down_proj.weight",
           [NAMING_HF_GEMMA4_MOE] = "experts.down_proj"},
-         WIDTH_MODEL,
+         WIDTH_EXPERT_MODEL,
          WIDTH_EXPERT_FF,
          true},
     [ROLE_EACH_EMBED] = {{[NAMING_HF_GEMMA4] = "model.embed_tokens_per_layer.weight",
@@ -472,6 +473,16 @@ static const struct {
          WIDTH_MODEL,
          WIDTH_SHARED_FF,
          true},
+    [ROLE_EXPERTS_IN] = {{[NAMING_HF_NEMOTRON_H] = "mixer.fc1_latent_proj.weight",
+                          [NAMING_GGUF] = "ffn_latent_down.weight"},
+                         WIDTH_EXPERT_MODEL,
+                         WIDTH_MODEL,
+                         true},
+    [ROLE_EXPERTS_OUT] = {{[NAMING_HF_NEMOTRON_H] = "mixer.fc2_latent_proj.weight",
+                           [NAMING_GGUF] = "ffn_latent_up.weight"},
+                          WIDTH_MODEL,
+                          WIDTH_EXPERT_MODEL,
+                          true},
     [ROLE_SHARED_OPEN] = {{"mlp.shared_expert_gate.weight", NULL, "ffn_gate_inp_shexp.weight"},
                           WIDTH_ONE,
                           WIDTH_MODEL,
@@ -701,6 +712,8 @@ static int64_t width_of(const struct model_config *config, int layer, enum width
         return config->experts;
     case WIDTH_EXPERT_FF:
         return config->expert_ff;
+    case WIDTH_EXPERT_MODEL:
+        return experts_width(config);
     case WIDTH_SHARED_FF:
         return config->shared_ff;
     case WIDTH_TAPS:
@@ -802,7 +815,7 @@ bool tensor_refused(char out[TENSOR_NAME_MAX], enum naming naming, size_t index,
                        "pre_feedforward_layernorm.weight"},
         [NAMING_HF_NEMOTRON_H] = {"mixer.up_proj.bias", "mixer.down_proj.bias",
                                   "mixer.in_proj.bias", "mixer.out_proj.bias",
-                                  "mixer.fc1_latent_proj.weight"},
+                                  "mixer.fc1_latent_proj.bias"},
     };
     if (naming == NAMING_HF_FUSED || naming == NAMING_HF_GLM) naming = NAMING_HF;
     if (index >= 8 || !names[naming][index]) return false;

@@ -127,6 +127,8 @@ enum role {
     ROLE_EXPERTS_NORM,
     ROLE_EXPERTS_POST_NORM,
     ROLE_EXPERTS_FACTORS,
+    ROLE_EXPERTS_IN, /* products in front of experts in a narrower space, and behind them */
+    ROLE_EXPERTS_OUT,
     /* one for each expert of a layer */
     ROLE_EXPERT_GATE,
     ROLE_EXPERT_UP,

@@ -536,6 +536,15 @@ def nemotronhmoe(out):
     save_with_bias(mamba(NemotronHForCausalLM(c), 84), out / "nemotronhmoe")
 
 
+def nemotronhlatent(out):
+    """bf16, as Nemotron 3 Super: experts that read and write a space narrower than the model, which the shared one does not; no groups."""
+    c = NemotronHConfig(**{**NARROW, "intermediate_size": 32}, head_dim=8, layers_block_type=["linear_attention", "moe", "full_attention", "moe"],
+                        mamba_num_heads=4, mamba_head_dim=16, n_groups=4, ssm_state_size=12, layer_norm_epsilon=1e-3, n_routed_experts=6, num_experts_per_tok=3,
+                        moe_intermediate_size=32, moe_shared_expert_intermediate_size=64, moe_latent_size=32, n_group=1, topk_group=1,
+                        routed_scaling_factor=5.0)
+    save_with_bias(mamba(NemotronHForCausalLM(c), 86), out / "nemotronhlatent")
+
+
 FALCON = dict(mamba_n_heads=4, mamba_d_head=16, mamba_d_ssm=64, rms_norm_eps=1e-3, rope_parameters={"rope_type": "default", "rope_theta": 1e11},
               embedding_multiplier=5.65, lm_head_multiplier=0.4, attention_in_multiplier=1.3, attention_out_multiplier=0.9375, key_multiplier=0.39,
               ssm_in_multiplier=1.25, ssm_out_multiplier=0.6, ssm_multipliers=[0.35, 0.7, 0.36, 0.5, 1.4], mlp_multipliers=[0.88, 0.59])
@@ -687,7 +696,7 @@ def save_with_bias(model, d):
 FAMILIES = (qwen3, qwen2, llama, mistral, phi3, smollm3, granite, gemma3, qwen3moe, mixtral, gemma2, olmo2, olmo3, exaone4, gptoss, ministral, seedoss,
             ernie45, glm, glm4, olmoe, qwen3vl, qwen3vlmoe, qwen25vl, gemma3vl, mistral3, ministral3, museglimmer, qwen2moe, glm4moe, dots1, ernie45moe, minimaxm2, lfm2,
             lfm2moe, qwen3next, qwen35, qwen35moe, granitehybrid, granitehybriddense, gemma4, gemma4dense, deepseekv2, deepseekv2lite, deepseekv3, glm4moelite,
-            mistral4, nemotronh, nemotronhmoe, falconh1, falconh1norm, gemma4moe)
+            mistral4, nemotronh, nemotronhmoe, nemotronhlatent, falconh1, falconh1norm, gemma4moe)
 
 
 def random_prompts():

@@ -58,7 +58,8 @@ DENSE = {**GRANITE, **{f"shared_mlp.{p}_linear.weight": f"ffn_{w}.weight" for p,
 NEMOTRON = {**{f"mixer.{name}": x for name, x in MAMBA.items()}, "norm.weight": "attn_norm.weight", **{f"mixer.{p}_proj.weight": f"attn_{p}.weight" for p in "qkv"},
             "mixer.o_proj.weight": "attn_output.weight", "mixer.gate.weight": "ffn_gate_inp.weight", "mixer.gate.e_score_correction_bias": "exp_probs_b.bias",
             **{f"mixer.{p}_proj.weight": f"ffn_{p}.weight" for p in ("up", "down")}, **{f"mixer.experts.{p}_proj": f"ffn_{p}_exps.weight" for p in ("up", "down")},
-            **{f"mixer.shared_experts.{p}_proj.weight": f"ffn_{p}_shexp.weight" for p in ("up", "down")}}
+            **{f"mixer.shared_experts.{p}_proj.weight": f"ffn_{p}_shexp.weight" for p in ("up", "down")},
+            "mixer.fc1_latent_proj.weight": "ffn_latent_down.weight", "mixer.fc2_latent_proj.weight": "ffn_latent_up.weight"}
 # Falcon-H1: this norm's name has no end.
 FALCON = {**{f"mamba.{name}": x for name, x in MAMBA.items()}, "pre_ff_layernorm.weight": "ffn_norm",
           **{f"feed_forward.{p}_proj.weight": f"ffn_{p}.weight" for p in ("gate", "up", "down")}}
@@ -89,6 +90,7 @@ FAMILIES = {
     "deepseekv2": ("deepseek2", LATENT, False), "deepseekv2lite": ("deepseek2", LATENT, False), "deepseekv3": ("deepseek2", LATENT, False),
     "mistral4": ("mistral4", LATENT, False),
     "nemotronh": ("nemotron_h", NEMOTRON, True), "nemotronhmoe": ("nemotron_h_moe", NEMOTRON, True),
+    "nemotronhlatent": ("nemotron_h_moe", NEMOTRON, True),
     "falconh1": ("falcon-h1", FALCON, False), "falconh1norm": ("falcon-h1", FALCON, False), "gemma4moe": ("gemma4", GEMMA4_MOE, False),
 }
 
@@ -335,7 +337,7 @@ def put_experts(w, arch, c):
         w.add_uint32(f"{arch}.expert_feed_forward_length", c.get("moe_intermediate_size") or c["intermediate_size"])
     for name, key in {"n_shared_experts": "expert_shared_count", "moe_num_shared_experts": "expert_shared_count", "n_group": "expert_group_count",
                       "shared_expert_intermediate_size": "expert_shared_feed_forward_length", "moe_shared_expert_intermediate_size": "expert_shared_feed_forward_length",
-                      "topk_group": "expert_group_used_count",
+                      "topk_group": "expert_group_used_count", "moe_latent_size": "moe_latent_size",
                       "first_k_dense_replace": "leading_dense_block_count", "num_dense_layers": "leading_dense_block_count", "moe_layer_start_index": "leading_dense_block_count",
                       "moe_layer_interval": "interleave_moe_layer_step"}.items():
         if c.get(name):

@@ -36,6 +36,7 @@ MODELS_OF = {"lfm2": ("Lfm2ForCausalLM", "lfm2"), "lfm2moe": ("Lfm2MoeForCausalL
              "qwen3next": ("Qwen3NextForCausalLM", "qwen3_next"), "qwen35": ("Qwen3_5ForConditionalGeneration", "qwen3_5"),
              "granitehybrid": ("GraniteMoeHybridForCausalLM", "granitemoehybrid"), "granitehybriddense": ("GraniteMoeHybridForCausalLM", "granitemoehybrid"),
              "nemotronh": ("NemotronHForCausalLM", "nemotron_h"), "nemotronhmoe": ("NemotronHForCausalLM", "nemotron_h"),
+             "nemotronhlatent": ("NemotronHForCausalLM", "nemotron_h"),
              "falconh1": ("FalconH1ForCausalLM", "falcon_h1"), "falconh1norm": ("FalconH1ForCausalLM", "falcon_h1"),
              "gemma4": ("Gemma4ForConditionalGeneration", "gemma4"), "gemma4dense": ("Gemma4ForCausalLM", "gemma4"), "gemma4moe": ("Gemma4ForCausalLM", "gemma4"),
              "qwen35moe": ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe")}

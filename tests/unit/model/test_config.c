@@ -1010,8 +1010,9 @@ Test(model_config, networks_alone_that_are_refused) {
         {"\"hybrid_override_pattern\": \"M*\", \"use_bias\": true,", "use_bias", ERR_UNSUPPORTED},
         {"\"hybrid_override_pattern\": \"M*\", \"n_shared_experts\": 2,", "n_shared_experts",
          ERR_UNSUPPORTED},
-        {"\"hybrid_override_pattern\": \"M*\", \"moe_latent_size\": 64,", "moe_latent_size",
-         ERR_UNSUPPORTED},
+        {"\"hybrid_override_pattern\": \"ME*\", \"n_routed_experts\": 8, "
+         "\"num_experts_per_tok\": 2, \"moe_intermediate_size\": 40, \"moe_latent_size\": -1,",
+         "moe_latent_size", ERR_INVALID},
         {"\"hybrid_override_pattern\": \"M*\", \"mamba_hidden_act\": \"gelu\",", "mamba_hidden_act",
          ERR_UNSUPPORTED},
     };

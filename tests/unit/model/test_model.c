@@ -373,6 +373,10 @@ Test(model, mistral4_as_transformers) {
 Test(model, nemotronh_as_transformers) {
     check_golden_paths("nemotronh", NULL);
 }
+Test(model, nemotronhlatent_as_transformers) {
+    check_golden_caches("nemotronhlatent", NULL, false);
+}
+
 Test(model, nemotronhmoe_as_transformers) {
     check_golden_caches("nemotronhmoe", NULL, false);
 }
@@ -670,6 +674,7 @@ Test(model, splitting_a_prompt_changes_no_bit) {
         check_splits("deepseekv2", paths[i], KERN_F32);
         check_splits("deepseekv3", paths[i], KERN_BF16);
         check_splits("nemotronhmoe", paths[i], KERN_BF16);
+        check_splits("nemotronhlatent", paths[i], KERN_BF16);
         check_splits("falconh1", paths[i], KERN_BF16);
         check_splits("gemma4moe", paths[i], KERN_BF16);
     }
@@ -730,6 +735,7 @@ Test(model, company_in_a_batch_changes_no_bit) {
         check_batches("deepseekv2", paths[i], KERN_F32);
         check_batches("deepseekv3", paths[i], KERN_BF16);
         check_batches("nemotronhmoe", paths[i], KERN_F32);
+        check_batches("nemotronhlatent", paths[i], KERN_F32);
         check_batches("falconh1norm", paths[i], KERN_F32);
         check_batches("gemma4moe", paths[i], KERN_F32);
     }

@@ -378,7 +378,7 @@ Test(ranks, families_with_their_biases_and_norms) {
                                         "qwen35moe",    "granitehybrid", "granitehybriddense",
                                         "gemma4",       "gemma4dense",   "nemotronh",
                                         "nemotronhmoe", "falconh1",      "falconh1norm",
-                                        "gemma4moe"};
+                                        "gemma4moe",    "nemotronhlatent"};
     static const char *const paths[] = {"reference", "portable", "auto"};
     static const int ranks[] = {2, 4};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
