@@ -285,10 +285,11 @@ struct engine_info {
     const char *gates_from; /* none, given, beside, cache, fitted, random: engine_options.gates */
     int trained_budget;     /* the budget that the gates were trained for; 0 = unknown */
     int layers, heads_kv, head_dim, vocab; /* layers that hold entries; heads_kv: the most in one */
-    const int *layer_heads;      /* [layers] KV heads of each, where they differ; NULL: heads_kv */
-    int width;                   /* numbers of a text's vector */
-    enum engine_pooling pooling; /* of requests for vectors; NONE: they are refused, because */
-    const char *pooling_other;   /* the model's files ask for this, which keepd has not */
+    const int *layer_heads; /* [layers] KV heads of each, where they differ; NULL: heads_kv */
+    int width;              /* numbers of a text's vector */
+    enum engine_pooling
+        pooling; /* the way of requests for vectors; NONE: they are refused, because */
+    const char *pooling_other; /* the model's files ask for this, which keepd has not */
     int max_model_len, max_num_seqs, max_queue;
     int max_choices;
     int max_logprobs; /* alternatives of one token, at most the vocabulary */

@@ -16,8 +16,8 @@ struct gguf;
 
 struct pooling {
     enum model_pooling how;
-    /* What the files ask for and keepd has not, for people; "": nothing. Such a model still answers
-     * chats, and gives vectors where the pooling is chosen. */
+    /* The part that the files ask for and keepd has not, for people; "": nothing. Such a model
+     * still answers chats, and gives vectors where the pooling is chosen. */
     char other[96];
 };
 

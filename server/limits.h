@@ -11,9 +11,9 @@
 #define OAI_MESSAGES_MAX       4096
 #define OAI_TOOLS_MAX          4096 /* names are compared with each other */
 #define OAI_TOOL_NAME_BYTES    128
-#define OAI_PROMPTS_MAX        128  /* per request; each is a job with its own queue place */
-#define OAI_INPUTS_MAX         2048 /* texts of one request for vectors */
-#define OAI_INPUTS_AT_ONCE     64   /* of them in the engine at a time, each with a queue place */
+#define OAI_PROMPTS_MAX        128     /* per request; each is a job with its own queue place */
+#define OAI_INPUTS_MAX         2048    /* texts of one request for vectors */
+#define OAI_INPUTS_AT_ONCE     64      /* texts in the engine at a time, each with a queue place */
 #define OAI_NUMBERS_FLOAT      1048576 /* numbers of an answer of vectors, written as text */
 #define OAI_NUMBERS_BASE64     8388608 /* and in base64 */
 #define OAI_N_MAX              128     /* choices per prompt */

@@ -17,7 +17,7 @@ bool sched_pools(const struct sched *sched, const struct sched_step *step) {
     return false;
 }
 
-/* Of a span, the rows that its vector is made of. */
+/* The rows of a span that its vector is made of. */
 struct pool_part {
     int32_t first, count;
 };

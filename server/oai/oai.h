@@ -189,9 +189,9 @@ struct oai_request {
     int32_t truncate; /* tokens kept of a longer prompt's end; 0 = all, -1 = what the context has */
     int32_t logprobs, prompt_logprobs; /* alternatives shown for each token; -1 = no scores */
     bool background;                   /* the answer is stored, and the client asks for it later */
-    int32_t top;                       /* of ranked documents: how many are returned */
+    int32_t top;                       /* ranked documents that are returned */
     const struct oai_text *documents;  /* [prompt_count] in the arena; NULL: not returned */
-    int32_t dimensions;                /* of vectors: numbers that are kept, the first ones */
+    int32_t dimensions;                /* numbers of a vector that are kept, the first ones */
     bool base64, raw_vectors;          /* written so; not normalised */
     bool stream, include_usage, continuous_usage, include_progress, echo;
     bool split_reasoning, hide_reasoning;

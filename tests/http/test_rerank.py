@@ -26,7 +26,7 @@ def test_shape(shared, fake, path):
     answer = rerank(shared, path=path)
     assert answer["model"] == MODEL and answer["id"].startswith("rerank-")
     results = answer["results"]
-    assert [r["index"] for r in results] == [1, 4, 3, 0, 2]  # of equals the first one first
+    assert [r["index"] for r in results] == [1, 4, 3, 0, 2]  # equal ones in their order
     assert [r["document"]["text"] for r in results] == [DOCUMENTS[r["index"]] for r in results]
     scores = [r["relevance_score"] for r in results]
     assert scores == sorted(scores, reverse=True) and all(0 < s < 1 for s in scores) and scores[0] == scores[1]

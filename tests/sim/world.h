@@ -8,7 +8,7 @@
 
 enum { WORLD_LAYERS = 2, WORLD_HEADS_Q = 4, WORLD_HEADS_KV = 2, WORLD_DIM = 16, WORLD_VOCAB = 40 };
 enum { WORLD_STREAMS = WORLD_LAYERS * WORLD_HEADS_KV };
-enum { WORLD_HIDDEN = WORLD_HEADS_Q * WORLD_DIM }; /* of a hidden state: the last layer's outputs */
+enum { WORLD_HIDDEN = WORLD_HEADS_Q * WORLD_DIM }; /* numbers of a hidden state */
 enum { WORLD_POSITIONS = 640 };
 /* A recurrent state is a short convolution whose channels fill two pages. */
 enum { WORLD_CHANNELS = 150, WORLD_WIDTH = 16 };

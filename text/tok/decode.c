@@ -83,7 +83,7 @@ static int load_metaspace(struct tok *tok, const cJSON *node, const char *path,
     return rc;
 }
 
-/* What WordPiece's cleanup takes out of each token: replaced in this order. */
+/* WordPiece's cleanup: replacements in each token, in this order. */
 static const char *const cleanups[][2] = {
     {" .", "."},   {" ?", "?"},     {" !", "!"},     {" ,", ","},
     {" ' ", "'"},  {" n't", "n't"}, {" 'm", "'m"},   {" do not", " don't"},

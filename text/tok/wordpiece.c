@@ -40,7 +40,7 @@ int tok_wordpiece(struct tok_encoder *e, const char *piece, size_t size) {
     for (size_t at = 0, end = 0; at < size; at = end) {
         const int32_t id = longest_at(tok, piece, size, at, &end);
         if (id < 0) {
-            e->count = first; /* what was found of the word does not count */
+            e->count = first; /* the tokens of its beginning do not count */
             return tok_emit(e, tok->unknown);
         }
         int rc = tok_emit(e, id);
