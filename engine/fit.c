@@ -17,7 +17,7 @@
 #include "model/save_gates.h"
 
 #define TEXT_BYTES_MAX ((size_t)1 << 30) /* most memory that tokenising a file may take */
-#define TEXTS_MAX      64                /* more would help a little, and take longer */
+#define TEXTS_MAX      48                /* more would help a little, and take longer */
 #define TEXTS_WANTED   24                /* rather fewer entries of each than fewer texts */
 #define ENTRIES        256
 #define ENTRIES_LEAST  96
