@@ -96,10 +96,21 @@ def situations(server, tokens):
     edited = [*chat[:-2], said("user", text(20, 100))]
     before = len(edited[-1]["content"].split())
     last("the last question, edited", edited, lambda size: size - before)
+    earlier = [*chat[:-4], said("user", text(21, 100))]
+    last("the question before the last, edited", earlier, lambda size: size - 100)
     last("another chat with the same system prompt", [*system, said("user", text(30, 100))], lambda size: size - 100)
     _, prompts = turns(server, [said("system", text(2, 2000))], [text(100 + i, 150) for i in range(20)], tokens)
     new = prompts[0][0] + sum(b[0] - a[0] for a, b in zip(prompts, prompts[1:])) - 19 * tokens
     found["an agent of 20 turns, all prompts"] = (sum(p[0] for p in prompts), new, sum(p[0] - p[1] for p in prompts))
+    chats, sizes, prompts = [[said("system", text(3, 2000))] for _ in range(8)], [2000] * 8, []
+    new = 2000
+    for turn in range(3):
+        for i, chat in enumerate(chats):
+            chats[i], (prompt,) = turns(server, chat, [text(1000 + 10 * i + turn, 100)], tokens)
+            new += prompt[0] - sizes[i] - (tokens if turn else 0)
+            sizes[i] = prompt[0]
+            prompts.append(prompt)
+    found["8 chats with one system prompt by turns, 3 each, all prompts"] = (sum(p[0] for p in prompts), new, sum(p[0] - p[1] for p in prompts))
     return found
 
 
@@ -124,7 +135,7 @@ def main():
                 rows.setdefault(what, []).append(numbers)
         finally:
             server.stop()
-    print("| read again | tokens of the prompts | new ones | " + " | ".join(servers) + " |\n|---|--:|--:|" + "--:|" * len(servers))
+    print("| read again | tokens of the prompts | new ones, about | " + " | ".join(servers) + " |\n|---|--:|--:|" + "--:|" * len(servers))
     for what, found in rows.items():
         print(f"| {what} | {found[0][0]:,} | {found[0][1]:,} | " + " | ".join(f"{read:,}" for _, _, read in found) + " |")
 
