@@ -8,11 +8,17 @@ static const char *const libcurl_names[] = {
 #undef X
 };
 
+/* Debian has the library in two builds. The second is the one that keepd-chat depends on, so that it
+ * is there where the package is. */
+static const char *const libcurl_files[] = {"libcurl.so.4", "libcurl-gnutls.so.4"};
+
 _Static_assert(sizeof(struct libcurl) == sizeof libcurl_names, "only pointers to functions");
 
 int libcurl_load(struct libcurl *curl, const char *field, struct fault *fault) {
     void **functions = (void **)curl;
-    void *library = dlopen("libcurl.so.4", RTLD_NOW | RTLD_LOCAL);
+    void *library = NULL;
+    for (size_t i = 0; !library && i < sizeof libcurl_files / sizeof *libcurl_files; i++)
+        library = dlopen(libcurl_files[i], RTLD_NOW | RTLD_LOCAL);
     if (!library)
         return fault_set(fault, ERR_UNSUPPORTED, field, "needs libcurl: %.200s", dlerror());
     for (size_t i = 0; i < sizeof libcurl_names / sizeof *libcurl_names; i++)
