@@ -8,8 +8,8 @@ static const char *const libcurl_names[] = {
 #undef X
 };
 
-/* Debian has the library in two builds. The second is the one that keepd-chat depends on, so that it
- * is there where the package is. */
+/* Debian has the library in two builds. The second is the one that keepd-chat depends on, so that
+ * it is there where the package is. */
 static const char *const libcurl_files[] = {"libcurl.so.4", "libcurl-gnutls.so.4"};
 
 _Static_assert(sizeof(struct libcurl) == sizeof libcurl_names, "only pointers to functions");
