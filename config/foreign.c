@@ -103,7 +103,7 @@ static const struct foreign rows[] = {
     SAME("-s", "seed"), SAME("--random-seed", "seed"), SAME("--temp", "temperature"), SAME("--repeat-penalty", "repetition-penalty"),
     INSTEAD("--presence-penalty", IN_REQUESTS), INSTEAD("--frequency-penalty", IN_REQUESTS), INSTEAD("--ignore-eos", IN_REQUESTS), INSTEAD("-l", IN_REQUESTS), INSTEAD("--logit-bias", IN_REQUESTS),
     INSTEAD("--grammar*", IN_REQUESTS), INSTEAD("-j", IN_REQUESTS), INSTEAD("--json-schema*", IN_REQUESTS), INSTEAD("--samplers", NO_SAMPLER), INSTEAD("--sampling-seq", NO_SAMPLER),
-    INSTEAD("--top-n*", NO_SAMPLER), INSTEAD("--xtc-*", NO_SAMPLER), INSTEAD("--typical*", NO_SAMPLER), INSTEAD("--dry-*", NO_SAMPLER), INSTEAD("--dynatemp-*", NO_SAMPLER), INSTEAD("--mirostat*", NO_SAMPLER), INSTEAD("--adaptive-*", NO_SAMPLER),
+    INSTEAD("--top-n*", NO_SAMPLER), INSTEAD("--xtc-*", NO_SAMPLER), INSTEAD("--typical*", NO_SAMPLER), INSTEAD("--dry-*", IN_REQUESTS), INSTEAD("--dynatemp-*", NO_SAMPLER), INSTEAD("--mirostat*", NO_SAMPLER), INSTEAD("--adaptive-*", NO_SAMPLER),
     INSTEAD("--repeat-last-n", NO_SAMPLER), INSTEAD("--generation-config", "use --temperature, --top-p, --top-k, --min-p and --repetition-penalty"),
     INSTEAD("--override-generation-config", "use --temperature, --top-p, --top-k, --min-p and --repetition-penalty"), INSTEAD("--sampling-defaults", "use --temperature, --top-p, --top-k, --min-p and --repetition-penalty"),
     INSTEAD("--reasoning-budget", IN_REQUESTS), INSTEAD("-rea", IN_REQUESTS), INSTEAD("--reasoning", IN_REQUESTS), INSTEAD("--reasoning-effort", IN_REQUESTS),

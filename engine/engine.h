@@ -417,6 +417,16 @@ struct engine_stop {
     size_t size;
 };
 
+/* The DRY penalty: engine/steps/dry.h. */
+#define ENGINE_BREAKER_MAX  40   /* bytes of a sequence breaker */
+#define ENGINE_DRY_LAST_MAX 8192 /* tokens that are compared */
+struct engine_dry {
+    float multiplier, base; /* 0: none; below 1: none */
+    int32_t allowed, last;  /* tokens that may repeat; last tokens that are compared, -1: all */
+    const struct engine_stop *breakers; /* of 1 to ENGINE_BREAKER_MAX bytes each */
+    int32_t breaker_count;
+};
+
 /* A parameter of a policy, by its name in requests: a number (booleans: 0 or 1) or a word.
  * paging/policy.c lists the parameters of each policy and their ranges. */
 struct engine_kv_option {
@@ -481,6 +491,7 @@ struct engine_request {
     int32_t think_budget;
     const struct engine_bias *bias;
     int32_t bias_count;
+    struct engine_dry dry;
     const struct engine_stop *stops;
     int32_t stop_count;
     const int32_t *stop_ids;

@@ -25,6 +25,7 @@
 #define OAI_STOP_BYTES         16384 /* all stop strings together: every token compares them */
 #define OAI_STOP_IDS_MAX       256
 #define OAI_BIAS_MAX           1024
+#define OAI_BREAKERS_MAX       32
 #define OAI_SAMPLERS_MAX       16
 #define OAI_MEMBERS_MAX        64   /* response_fields */
 #define OAI_FILES_MAX          256  /* input_extra */

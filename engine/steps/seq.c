@@ -154,6 +154,7 @@ int seq_open(struct sequence *seq, struct engine_job *job, int index, const stru
         request->repetition != 1 || request->presence != 0 || request->frequency != 0;
     if (!seq->tokens || alloc_ends(seq, text) != 0 ||
         (is_penalised && tally_open(&seq->tally, (int32_t)room) != 0) ||
+        dry_open(&seq->dry, request, text->token_bytes, text->arg, (int32_t)room) != 0 ||
         constraint_run_open(&seq->constraint, request) != 0) {
         seq_close(seq);
         return ERR_NOMEM;
@@ -172,6 +173,7 @@ void seq_close(struct sequence *seq) {
     mem_free(seq->tokens);
     mem_free(seq->ends);
     tally_close(&seq->tally);
+    dry_close(&seq->dry);
     draft_close(&seq->draft);
     *seq = (struct sequence){.slot = -1};
 }
@@ -219,12 +221,16 @@ void seq_sample_params(struct sequence *seq, struct kern_sample *params) {
     bool masks = constraint_masks(&seq->constraint); /* the mask says whether the answer may end */
     bool hold = !masks && (holds(seq) || seq->constraint.phase == CONSTRAINT_THINKING);
     const struct kern_logit_bias *end = end_of_thought(seq);
+    const struct kern_logit_bias *bias = (const struct kern_logit_bias *)request->bias;
+    int32_t bias_count = request->bias_count;
+    if (seq->dry.request && !end)
+        bias = dry_biases(&seq->dry, seq->tokens, seq->token_count, &bias_count);
     if (seq->tally.list) tally_add(&seq->tally, seq->tokens, seq->prompt_count, seq->token_count);
     *params = (struct kern_sample){
         .seen = seq->tally.list,
         .seen_count = seq->tally.count,
-        .bias = end ? end : (const struct kern_logit_bias *)request->bias,
-        .bias_count = end ? 1 : request->bias_count,
+        .bias = end ? end : bias,
+        .bias_count = end ? 1 : bias_count,
         .banned = hold ? seq->ends : NULL,
         .banned_count = hold ? seq->end_count : 0,
         .allowed = masks ? seq->constraint.mask : NULL,

@@ -11,6 +11,7 @@
 #include "engine/steps/constraint.h"
 #include "engine/steps/draft.h"
 #include "engine/steps/drafter.h"
+#include "engine/steps/dry.h"
 #include "engine/steps/tally.h"
 #include "paging/due.h"
 
@@ -60,6 +61,7 @@ struct sequence {
     int32_t *ends;        /* EOS and stop ids, for min_tokens and constraints; owned or NULL */
     int32_t end_count;
     struct tally tally;              /* for penalties; closed without */
+    struct dry dry;                  /* the same */
     struct drafter_text *model_text; /* the part that the draft model remembers; NULL: none */
     bool model_failed;               /* the draft model is not asked again */
     struct draft draft; /* closed: the sequence has none. What follows is that of the step: */

@@ -26,6 +26,7 @@ void oai_preset_sampling(struct oai_reader *r) {
         .top_k = sampling.top_k,
         .top_logprobs = -1,
         .drafts = -1,
+        .dry = {.base = 1.75f, .allowed = 2, .last = 64},
         .kv = {.budget = -1,
                .buffer = -1,
                .chunk = -1,
@@ -238,6 +239,48 @@ static int read_bias(struct oai_reader *r) {
     return 0;
 }
 
+/* Reads the texts from which on repetitions count anew; by default those of llama.cpp. As there,
+ * empty ones are left out, and long ones are cut. */
+static int read_breakers(struct oai_reader *r) {
+    static const struct engine_stop usual[] = {{"\n", 1}, {":", 1}, {"\"", 1}, {"*", 1}};
+    const char *name = "dry_sequence_breakers";
+    const cJSON *list = json_get(r->body, name), *node;
+    struct engine_dry *dry = &r->out->sampling.dry;
+    int32_t count = 0;
+    dry->breakers = usual;
+    dry->breaker_count = (int32_t)(sizeof usual / sizeof *usual);
+    if (!list) return 0;
+    if (!cJSON_IsArray(list) || cJSON_GetArraySize(list) > OAI_BREAKERS_MAX)
+        return oai_invalid(r, name, "expected an array of at most %d strings", OAI_BREAKERS_MAX);
+    struct engine_stop *own = arena_alloc(r->arena, OAI_BREAKERS_MAX, sizeof *own);
+    if (!own) return oai_no_memory(r);
+    cJSON_ArrayForEach(node, list) {
+        size_t size;
+        if (!cJSON_IsString(node))
+            return oai_invalid(r, name, "expected strings, found %s", json_type_name(node));
+        const char *text = json_arena_text(r->arena, node->valuestring, &size);
+        if (!text) return oai_no_memory(r);
+        if (size > ENGINE_BREAKER_MAX) size = ENGINE_BREAKER_MAX;
+        if (size) own[count++] = (struct engine_stop){text, size};
+    }
+    dry->breakers = own;
+    dry->breaker_count = count;
+    return 0;
+}
+
+/* Reads llama.cpp's parameters of the DRY penalty. */
+static int read_dry(struct oai_reader *r) {
+    struct engine_dry *dry = &r->out->sampling.dry;
+    return oai_get_float(r, NULL, r->body, "dry_multiplier", 0, 100, &dry->multiplier) ||
+                   oai_get_float(r, NULL, r->body, "dry_base", 0, 100, &dry->base) ||
+                   oai_get_int(r, NULL, r->body, "dry_allowed_length", 0, INT32_MAX,
+                               &dry->allowed) ||
+                   oai_get_int(r, NULL, r->body, "dry_penalty_last_n", -1, INT32_MAX, &dry->last) ||
+                   read_breakers(r)
+               ? -1
+               : 0;
+}
+
 /* Reads llama.cpp's list of samplers: those that it omits are off. The order is keepd's own.
  * Samplers that keepd lacks are refused by their parameters; "infill" is ignored. */
 static int read_samplers(struct oai_reader *r) {
@@ -266,6 +309,7 @@ static int read_samplers(struct oai_reader *r) {
     if (!named[2]) s->top_p = 1;
     if (!named[3]) s->min_p = 0;
     if (!named[4] && s->temperature > 0) s->temperature = 1;
+    if (!named[5]) s->dry.multiplier = 0;
     return 0;
 }
 
@@ -412,10 +456,10 @@ static int read_stream(struct oai_reader *r) {
 }
 
 int oai_read_sampling(struct oai_reader *r) {
-    return read_choice_count(r) || read_numbers(r) || read_samplers(r) || read_seed(r) ||
-                   read_speculate(r) || read_think_budget(r) || read_bias(r) || read_stop(r) ||
-                   read_stop_ids(r) || read_logprobs(r) || read_max_tokens(r) || read_shape(r) ||
-                   read_stream(r)
+    return read_choice_count(r) || read_numbers(r) || read_dry(r) || read_samplers(r) ||
+                   read_seed(r) || read_speculate(r) || read_think_budget(r) || read_bias(r) ||
+                   read_stop(r) || read_stop_ids(r) || read_logprobs(r) || read_max_tokens(r) ||
+                   read_shape(r) || read_stream(r)
                ? -1
                : 0;
 }

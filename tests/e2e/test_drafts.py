@@ -38,6 +38,8 @@ def draw(rng, policies=POLICIES):
     if rng.random() < 0.3:
         body |= {"repetition_penalty": 1.2, "presence_penalty": 0.3}
     if rng.random() < 0.3:
+        body |= {"dry_multiplier": 0.8, "dry_allowed_length": rng.randrange(3), "dry_penalty_last_n": rng.choice((16, 64, -1))}
+    if rng.random() < 0.3:
         body["stop"] = [rng.choice(("garage", "i", ". ", "code of"))]
     if rng.random() < 0.2:
         body["n"] = rng.randrange(2, 4)

@@ -9,6 +9,9 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+from hub_server import Hub, Repository  # noqa: E402
+
 README = (ROOT / "README.md").read_text()
 
 
@@ -52,20 +55,32 @@ def test_make_has_the_targets():
 
 
 def test_commands_of_the_daemon(tmp_path):
-    """`--inspect` and `fit` run as they stand, `bench` with few tokens; a start is checked, up to the listening socket."""
-    more = {"--inspect": [], "bench": ["-p", "16", "-n", "4", "-b", "1,2", "-r", "1"], "/path/to/model": ["--check-config"], "fit": []}
+    """`--inspect`, `pull` and `fit` run as they stand, `bench` with few tokens; a start is checked, up to the listening socket. The hub
+    is one of this machine: its GGUF file is only fetched and found, and in the start a directory, the bundled model, takes its place."""
+    nano = {p.name: p.read_bytes() for p in (ROOT / "bundled/keepd-nano").iterdir() if p.is_file()}
+    hub = Hub(Qwen__nano=Repository(nano))
+    hub.repositories["Qwen/Qwen3-0.6B-GGUF"] = Repository({"Qwen3-0.6B-Q4_K_M.gguf": b"GGUF" * 4000, "Qwen3-0.6B-Q8_0.gguf": b"GGUF" * 5000})
+    more = {"pull": [], "hf:Qwen/nano": ["--check-config"], "--inspect": [], "bench": ["-p", "16", "-n", "4", "-b", "1,2", "-r", "1"], "/path/to/model": ["--check-config"], "fit": []}
     for name, source in (("docs.txt", "docs/OPERATIONS.md"), ("code.txt", "base/json.c"), ("chats.txt", "docs/API.md")):
         (tmp_path / name).write_text((ROOT / source).read_text()[:16000])
     lines = [line for line in shell_commands() if line.startswith("build/keepd")]
-    assert [line.split()[1] for line in lines] == ["--inspect", "bench", "/path/to/model", "/path/to/model", "fit", "fit"]
+    assert [line.split()[1] for line in lines] == ["pull", "hf:Qwen/Qwen3-0.6B-GGUF:Q4_K_M", "--inspect", "bench", "/path/to/model", "/path/to/model", "fit", "fit"]
     for line in lines:
+        line = line.replace("hf:Qwen/Qwen3-0.6B-GGUF:Q4_K_M", "hf:Qwen/nano")
         words = line.replace("/path/to/model", str(ROOT / "bundled/keepd-nano")).split()
+        env = {**os.environ, "KEEPD_GATES_CACHE": str(tmp_path / "gates"), "KEEPD_TEST_CALIBRATION": str(tmp_path),
+               "HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": hub.url, "no_proxy": "*"}
+        if words[1] == "hf:Qwen/nano":
+            fetched = subprocess.run([str(ROOT / words[0]), "pull", "Qwen/nano"], capture_output=True, text=True, timeout=300, env=env)
+            assert fetched.returncode == 0, fetched.stderr
         run = subprocess.run([str(ROOT / words[0]), *words[1:], *more[line.split()[1]]], cwd=tmp_path, capture_output=True, text=True,
-                             timeout=300, env={**os.environ, "KEEPD_GATES_CACHE": str(tmp_path / "gates"),
-                                               "KEEPD_TEST_CALIBRATION": str(tmp_path)})
+                             timeout=300, env=env)
         assert run.returncode == 0, run.stderr
         if words[1] == "bench":
             assert "| prompt 16 | 1 |" in run.stdout and "| generate 4 | 2 |" in run.stdout, run.stdout
+        if words[1] == "pull":
+            assert pathlib.Path(run.stdout.strip()).read_bytes() == b"GGUF" * 4000
+    hub.close()
 
 
 def test_named_flags_exist():
