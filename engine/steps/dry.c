@@ -6,7 +6,7 @@
 
 #include "base/mem.h"
 
-#define FLOAT_LOG_MAX 88.7228391 /* of the largest float: no power becomes infinite */
+#define FLOAT_LOG_MAX 88.7228391 /* logarithm of the largest float: no power becomes infinite */
 
 int dry_open(struct dry *dry, const struct engine_request *request, dry_bytes_fn *token_bytes,
              const void *arg, int32_t room) {
