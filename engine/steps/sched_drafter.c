@@ -23,6 +23,7 @@
 #define DRAFTER_READ_STEPS 2    /* steps whose time a reading may take at first */
 #define DRAFTER_READ_PART  0.06 /* later: part of the steps of the answer so far */
 #define DRAFTER_READ_LEAST 24   /* least tokens to read, and least that an answer may still have */
+#define DRAFTER_READ_AFTER 20   /* tokens of an answer: many end sooner, and would only pay */
 #define DRAFTER_READ_ROWS  64   /* most tokens that are read in one step */
 #define DRAFTER_REREAD     4    /* a text so many times as long as the known one is read anew */
 #define DRAFTER_CATCH_UP   16   /* most tokens that are read together with the first guess */
@@ -75,7 +76,8 @@ static bool is_worth_reading(const struct sched *sched, const struct sequence *s
     int32_t part = rows < DRAFTER_READ_ROWS ? rows : DRAFTER_READ_ROWS;
     double most = outputs * DRAFTER_READ_PART;
     if (most < DRAFTER_READ_STEPS) most = DRAFTER_READ_STEPS;
-    return seq->job->request.max_tokens - outputs >= DRAFTER_READ_LEAST &&
+    return outputs >= DRAFTER_READ_AFTER &&
+           seq->job->request.max_tokens - outputs >= DRAFTER_READ_LEAST &&
            drafter_cost(sched, part, streams) * rows / part <= most;
 }
 
