@@ -8,7 +8,7 @@
  * token, and by the measured times of both models' steps. A token is drawn as the sequence itself
  * draws it, with the same number of the same random sequence, so that models that agree draw alike.
  *
- * Before its first guess it reads the text. That is put off until the first token is there and
+ * Before its first guess it reads the text, once the answer has DRAFTER_READ_AFTER tokens. That
  * costs no prompt any time; it is worth about DRAFTER_READ_STEPS steps of an answer that has just
  * begun, and more of a longer one, which will probably go on for longer. So of a long text the last
  * tokens are read alone, in parts, one part before a step.
