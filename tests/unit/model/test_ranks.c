@@ -363,21 +363,21 @@ Test(ranks, blocks_are_not_cut) {
 }
 
 Test(ranks, families_with_their_biases_and_norms) {
-    static const char *const names[] = {"qwen2",        "qwen3",         "llama",
-                                        "mistral",      "phi3",          "smollm3",
-                                        "granite",      "gemma3",        "qwen3moe",
-                                        "mixtral",      "gptoss",        "gemma2",
-                                        "olmo2",        "olmo3",         "exaone4",
-                                        "seedoss",      "ernie45",       "glm",
-                                        "glm4",         "olmoe",         "qwen3vl",
-                                        "qwen3vlmoe",   "qwen25vl",      "gemma3vl",
-                                        "mistral3",     "ministral3",    "museglimmer",
-                                        "qwen2moe",     "glm4moe",       "dots1",
-                                        "ernie45moe",   "minimaxm2",     "lfm2",
-                                        "lfm2moe",      "qwen3next",     "qwen35",
-                                        "qwen35moe",    "granitehybrid", "granitehybriddense",
-                                        "gemma4",       "gemma4dense",   "nemotronh",
-                                        "nemotronhmoe", "falconh1",      "falconh1norm",
+    static const char *const names[] = {"qwen2",        "qwen3",          "llama",
+                                        "mistral",      "phi3",           "smollm3",
+                                        "granite",      "gemma3",         "qwen3moe",
+                                        "mixtral",      "gptoss",         "gemma2",
+                                        "olmo2",        "olmo3",          "exaone4",
+                                        "seedoss",      "ernie45",        "glm",
+                                        "glm4",         "olmoe",          "qwen3vl",
+                                        "qwen3vlmoe",   "qwen25vl",       "gemma3vl",
+                                        "mistral3",     "ministral3",     "museglimmer",
+                                        "qwen2moe",     "glm4moe",        "dots1",
+                                        "ernie45moe",   "minimaxm2",      "lfm2",
+                                        "lfm2moe",      "qwen3next",      "qwen35",
+                                        "qwen35moe",    "granitehybrid",  "granitehybriddense",
+                                        "gemma4",       "gemma4dense",    "nemotronh",
+                                        "nemotronhmoe", "falconh1",       "falconh1norm",
                                         "gemma4moe",    "nemotronhlatent"};
     static const char *const paths[] = {"reference", "portable", "auto"};
     static const int ranks[] = {2, 4};

@@ -190,8 +190,8 @@ Test(save, calibration_comes_closer_to_a_model) {
 /* Sandwiched norms, windows, biases, fused and routed matrices. The weights are random: their
  * inputs say nothing, and how close a rounded model comes is chance. */
 Test(save, families_can_be_calibrated) {
-    static const char *const names[] = {"gemma2",   "gptoss",   "llama",     "olmoe",
-                                        "phi3",     "qwen2",    "nemotronh", "nemotronhmoe",
+    static const char *const names[] = {"gemma2",   "gptoss",    "llama",          "olmoe",
+                                        "phi3",     "qwen2",     "nemotronh",      "nemotronhmoe",
                                         "falconh1", "gemma4moe", "nemotronhlatent"};
     int saved = 0;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
