@@ -416,7 +416,7 @@ def test_routes_that_are_near(shared):
                        ("/V1/Models", "/v1/models"), ("/healthz", "/health"), ("/api/v1/responses", "/v1/responses")):
         message = shared.post(path, {}).json()["error"]["message"]
         assert message == f"Invalid URL (POST {path}). Did you mean {near}?", message
-    for path in ("/nothing", "/v1/embeddings", "/v1", "/x"):
+    for path in ("/nothing", "/v1", "/x"):
         message = shared.post(path, {}).json()["error"]["message"]
         assert "Did you mean" not in message and "/v1/chat/completions" in message and "/openapi.json" in message, message
 
