@@ -423,7 +423,7 @@ struct engine_stop {
 struct engine_dry {
     float multiplier, base; /* 0: none; below 1: none */
     int32_t allowed, last;  /* tokens that may repeat; last tokens that are compared, -1: all */
-    const struct engine_stop *breakers; /* of 1 to ENGINE_BREAKER_MAX bytes each */
+    const struct engine_stop *breakers; /* texts of 1 to ENGINE_BREAKER_MAX bytes */
     int32_t breaker_count;
 };
 
