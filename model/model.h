@@ -85,7 +85,7 @@ struct model_config {
      * is d_ff in the others. 0: no layer is routed. */
     int experts, experts_used, expert_ff;
     int expert_latent;                 /* width of what experts read and hand on; 0: d_model */
-    bool experts_narrow;               /* it is above 0 */
+    bool experts_narrow;               /* expert_latent is above 0 */
     bool experts_normalised;           /* kern_experts_spec.normalise */
     bool experts_sigmoid, select_bias; /* kern_experts_spec.sigmoid, .select_bias */
     int expert_groups, expert_groups_used;
