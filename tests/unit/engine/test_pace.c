@@ -194,7 +194,7 @@ Test(pace, slow_drafts_are_doubted) {
     for (int i = 0; i < 80; i++) pace_note_drafts(&pace, 1, 10000000);
     cr_assert_lt(pace_growth(&pace, 1, 2), 1.3);
     cr_assert_gt(pace_growth(&pace, 1, 2), 1 + PACE_ROW_PART);
-    /* What is faster than supposed stays so. */
+    /* A measured growth below the supposed one stays. */
     pace = (struct pace){0};
     pace_note_drafts(&pace, 2, 10500000);
     for (int i = 0; i < 80; i++) pace_note_drafts(&pace, 1, 10000000);
