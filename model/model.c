@@ -260,11 +260,12 @@ static void close_each(struct kern *kern, int count, struct kern_weight **each) 
 }
 
 static void close_layer(struct kern *kern, const struct model_config *c, struct layer *layer) {
-    struct kern_weight *matrices[] = {layer->qkv,         layer->o,         layer->attn_gate,
-                                      layer->gate_up,     layer->down,      layer->router,
-                                      layer->shared_gate, layer->state_in,  layer->state_rates,
-                                      layer->state_out,   layer->each_gate, layer->each_out,
-                                      layer->q_down,      layer->q_up,      layer->entry};
+    struct kern_weight *matrices[] = {layer->qkv,         layer->o,          layer->attn_gate,
+                                      layer->gate_up,     layer->down,       layer->router,
+                                      layer->shared_gate, layer->state_in,   layer->state_rates,
+                                      layer->state_out,   layer->each_gate,  layer->each_out,
+                                      layer->q_down,      layer->q_up,       layer->entry,
+                                      layer->experts_in,  layer->experts_out};
     float *vectors[] = {layer->attn_norm,         layer->attn_post_norm, layer->ffn_norm,
                         layer->ffn_post_norm,     layer->q_norm,         layer->k_norm,
                         layer->qkv_bias,          layer->o_bias,         layer->sinks,
