@@ -196,8 +196,10 @@ static int share_entries(struct model_config *out, int64_t shared, struct fault 
 static const cJSON *find_layer(const cJSON *list, int layer) {
     const cJSON *item;
     cJSON_ArrayForEach(item, list) {
-        char *end;
-        if (strtol(item->string, &end, 10) == layer && *end == '\0') return item;
+        const char *digits = item->string;
+        if (digits[0] && strspn(digits, "0123456789") == strlen(digits) &&
+            strtol(digits, NULL, 10) == layer)
+            return item;
     }
     return NULL;
 }
@@ -209,7 +211,10 @@ static int read_layer_heads(const cJSON *root, const struct model_config *c, int
     static const char name[] = "per_layer_config";
     const cJSON *list = json_get(root, name);
     bool first = true;
-    for (int i = 0; i < c->layers && list; i++) {
+    if (list && !cJSON_IsObject(list) && !cJSON_IsNull(list))
+        return fault_set(fault, ERR_INVALID, name, "expected an object, found %s",
+                         json_type_name(list));
+    for (int i = 0; i < c->layers && cJSON_IsObject(list); i++) {
         int64_t own[2] = {c->head_dim, c->heads_kv};
         const cJSON *layer = find_layer(list, i);
         const bool sliding = c->per_layer[i].sliding_window > 0;

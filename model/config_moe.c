@@ -170,7 +170,8 @@ int model_config_read_experts(const cJSON *root, const struct family *family,
         !json_get(root, count_key) &&
         (model_config_has(root, "num_experts") || model_config_has(root, "num_local_experts"));
     const bool by_types = family->experts == EXPERTS_BY_TYPES;
-    if (says_none && (some || family->granite_hybrid)) return 0; /* every layer is dense */
+    if (says_none && (some || family->granite_hybrid)) /* every layer is dense */
+        return out->d_ff ? 0 : fault_set(fault, ERR_INVALID, "intermediate_size", "missing");
     if (by_types && routed_layers(out) == 0) return 0;
     if (family->experts == EXPERTS_BESIDE && !out->gemma4_experts) return 0;
     for (size_t i = 0; i < 3; i++) {

@@ -205,8 +205,8 @@ struct model_options {
  * what start would refuse. */
 int model_inspect(const char *path, int context, bool random, struct buf *out, struct fault *fault);
 
-/* The numbers of a model's weights, as config.json implies them, and how many of them a token
- * reads, where it reads only some experts. */
+/* The numbers of a model's weights, as config.json implies them, and how many of them are left
+ * without the experts that a token does not use. Embeddings count as a whole in both. */
 struct model_numbers {
     int64_t all, active;
 };

@@ -158,13 +158,17 @@ int translate_rope(const struct translation *t) {
                        "%g is not supported with this scaling", attention);
     if (rc) return rc;
     bool factors = weights_find(t->weights, "rope_freqs.weight") != NULL;
-    if (plain && !factors) return 0;
+    if (plain && !factors && !t->row->rope_told) return 0;
     if (factors && !plain)
         return fault_set(t->fault, ERR_UNSUPPORTED, "rope_freqs.weight",
                          "together with rope.scaling.type \"%.32s\" is not supported", kind);
     cJSON *scaling = cJSON_AddObjectToObject(t->config, "rope_scaling");
-    if (!scaling || !cJSON_AddStringToObject(scaling, "rope_type", factors ? "factors" : kind))
+    if (!scaling || !cJSON_AddStringToObject(scaling, "rope_type",
+                                             factors ? "factors"
+                                             : plain ? "default"
+                                                     : kind))
         return translation_no_memory(t);
+    if (plain && !factors) return 0;
     if (!factors) rc = translation_set(t, scaling, "factor", factor);
     if (!rc) rc = add_rope_factors(t, scaling, "rope_freqs.weight", "factors");
     if (!rc && yarn) rc = read_yarn(t, scaling, factor);

@@ -32,12 +32,13 @@ enum { GATING_SOFTMAX = 1, GATING_SIGMOID, GATING_SOFTMAX_OF_CHOSEN }; /* llama.
 /* Architectures by the names that files and config.json (model_type) have for them. */
 struct architecture {
     const char *name, *type;
-    const char *mixture;     /* the model_type of a file with experts; NULL: the same */
-    const char *windowed;    /* the model_type of a file with windows; NULL: the same */
-    bool permuted;           /* converters put the two numbers that a rotation turns side by side */
-    bool windows_said;       /* a file without a window has none, whatever its family's default */
-    const char *logit_scale; /* config.json's name of a factor on logits; NULL: it is refused */
-    bool yarn_untruncated;   /* config.json says so ("truncate": false), files do not */
+    const char *mixture;  /* the model_type of a file with experts; NULL: the same */
+    const char *windowed; /* the model_type of a file with windows; NULL: the same */
+    bool permuted;        /* converters put the two numbers that a rotation turns side by side */
+    bool rope_told;    /* config.json must state its rotation, a file with a plain one need not */
+    bool windows_said; /* a file without a window has none, whatever its family's default */
+    const char *logit_scale;   /* config.json's name of a factor on logits; NULL: it is refused */
+    bool yarn_untruncated;     /* config.json says so ("truncate": false), files do not */
     bool norm_after_attention; /* see struct model_config */
     bool unnormalised;         /* the weights of the chosen experts are not divided by their sum */
     bool sections;             /* rotations have sections for pictures, alike in text */

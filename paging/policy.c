@@ -86,7 +86,8 @@
  *         tokens gave to a class stays in it, as with d2o. */
 /* clang-format on */
 /* For methods without a window of queries to protect, which their papers leave without recent
- * tokens, too. Measured on two real models (docs/QUALITY.md). */
+ * tokens, too. Measured on two real models with budgets of 256 (docs/POLICIES.md); small budgets
+ * protect a quarter of theirs. */
 #define RECENT_OWN    32
 #define WINDOW(count) .score = KERN_SCORE_ATTENTION, .sinks = 4, .recent = (count)
 
@@ -249,18 +250,21 @@ static const struct policy policies[] = {
         .name = "expected_attention",
         .summary = "attention that the next queries, if they are like the last, will give",
         .bounded = true,
+        .recent_part = 0.25f,
         .rule = {WINDOW(RECENT_OWN), .observe = {.window = 64, .expect = 512}},
     },
     {
         .name = "keydiff",
         .summary = "keys that differ from the mean of all keys",
         .bounded = true,
+        .recent_part = 0.25f,
         .rule = {WINDOW(RECENT_OWN), .redundancy = {.on = true, .threshold = 1}},
     },
     {
         .name = "knorm",
         .summary = "the shortest keys",
         .bounded = true,
+        .recent_part = 0.25f,
         .rule = {WINDOW(RECENT_OWN), .redundancy = {.on = true, .measure = KERN_MEASURE_LENGTH}},
     },
     {
@@ -499,9 +503,10 @@ void kv_params_fit(struct kv_params *params, unsigned named) {
     bool recent_named = (named & POLICY_RECENT) != 0;
     int32_t claimed = recent_named && rule->recent > 0 ? rule->recent : 0;
     if (params->budget < 0) return;
-    if (!recent_named && policy->recent_part > 0)
-        rule->recent = (int32_t)(policy->recent_part * (float)params->budget);
-    else if (!recent_named && policy->rule.observe.window > 0)
+    if (!recent_named && policy->recent_part > 0) {
+        const int32_t part = (int32_t)(policy->recent_part * (float)params->budget);
+        rule->recent = policy->rule.recent > 0 ? at_most(policy->rule.recent, part) : part;
+    } else if (!recent_named && policy->rule.observe.window > 0)
         rule->recent = policy->rule.recent - policy->rule.observe.window + rule->observe.window;
     if ((named & POLICY_SINKS) == 0) rule->sinks = at_most(rule->sinks, params->budget - claimed);
     if (!recent_named) rule->recent = at_most(rule->recent, params->budget - rule->sinks);

@@ -40,8 +40,9 @@ struct policy {
     const char *name; /* as in requests, options and metrics */
     const char *summary;
     unsigned needs, fields;
-    bool bounded;          /* false: keeps everything that a later query can see (full) */
-    float recent_part;     /* recent entries as a fraction of the budget; 0: rule.recent entries */
+    bool bounded;      /* false: keeps everything that a later query can see (full) */
+    float recent_part; /* recent entries as a fraction of the budget, at most rule.recent if that is
+                          not 0; 0: rule.recent entries */
     struct kern_rule rule; /* defaults included */
 };
 

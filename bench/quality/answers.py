@@ -121,10 +121,14 @@ def right(row, text):
     return all(value.lower() in text.lower() for value in row["answer"])
 
 
+BARE = ("expected_attention", "keydiff", "knorm")   # as published these protect no recent tokens; keepd's defaults do
+
+
 def kv_fields(method, share, length):
     if method == "full":
         return {"policy": "full"}
-    return {"policy": method, "budget": max(8, int(length * share)), "buffer": ROOM, "chunk": NEVER}
+    kv = {"policy": method, "budget": max(8, int(length * share)), "buffer": ROOM, "chunk": NEVER}
+    return {**kv, "recent": 0} if method in BARE else kv
 
 
 class Context:

@@ -28,7 +28,6 @@ from lab import client, report, statistics
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PREFIX = "kvpress:"   # before the methods' names in answers.jsonl
 SINKS = 4
-BARE = ("expected_attention", "keydiff", "knorm")   # as published these protect no recent tokens; keepd's defaults do
 
 
 def arguments():
@@ -265,7 +264,7 @@ def keepd_texts(a, c):
             if nats.has("keepd", method, share, text):
                 continue
             kv = {"policy": "full"} if method == "full" else {"policy": method, "budget": int(half * share), "buffer": half, "chunk": half}
-            if method in BARE:
+            if method in answers.BARE:
                 kv["recent"] = 0
             nats.add(side="keepd", method=method, share=share, text=text, tokens=half, nats=-sum(c.score(ids, kv)[half - 1:]))
         print(f"text {text}", file=sys.stderr, flush=True)

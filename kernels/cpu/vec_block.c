@@ -628,6 +628,14 @@ SIMD void fetch_inputs(struct inputs from, const struct form f, const int rows) 
 #define LEAF SIMD
 #endif
 
+/* Fetches a line of weights for a later tile of the same number of rows. */
+SIMD void fetch_line(const char *line, const int rows) {
+    if (rows == 1)
+        __builtin_prefetch(line, 0, ONE_ROW_FETCH);
+    else
+        __builtin_prefetch(line, 0, 2);
+}
+
 LEAF void sum_leaf(block_sums *to, const struct leaf_data *in, const struct form f, const int rows,
                    const int panels) {
     v16 total[ROWS][PANELS_MOST];
@@ -638,8 +646,7 @@ LEAF void sum_leaf(block_sums *to, const struct leaf_data *in, const struct form
     for (int64_t first = 0, end; first < in->count; first = end) {
         end = first + group < in->count ? first + group : in->count;
         for (int64_t b = first; b < end; b++, from = inputs_at(from, 1, f, rows)) {
-            for (int i = 0; i < in->lines; i++, fetch += 64)
-                __builtin_prefetch(fetch, 0, rows == 1 ? ONE_ROW_FETCH : 2);
+            for (int i = 0; i < in->lines; i++, fetch += 64) fetch_line(fetch, rows);
             if (rows >= FETCHING_ROWS) fetch_inputs(inputs_at(from, AHEAD, f, rows), f, rows);
             add_block(total, in, b, from, f, rows, panels);
         }

@@ -21,7 +21,8 @@ void VEC(product_wide_tile)(const struct product *p, int64_t count) {
     const float *a = p->a, *b = p->b;
     v16 sum[4][2];
     for (int i = 0; i < 4; i++)
-        for (int k = 0; k < 2; k++) sum[i][k] = v16_load(p->to + i * p->to_stride + 16 * k);
+        for (int k = 0; k < 2; k++)
+            sum[i][k] = v16_load(p->to + i * p->to_stride + (ptrdiff_t)16 * k);
     for (int64_t r = 0; r < count; r++, a += p->a_stride, b += p->b_stride) {
         const v16 row[2] = {v16_load(b), v16_load(b + 16)};
         for (int i = 0; i < 4; i++) {
@@ -30,6 +31,7 @@ void VEC(product_wide_tile)(const struct product *p, int64_t count) {
         }
     }
     for (int i = 0; i < 4; i++)
-        for (int k = 0; k < 2; k++) v16_store(p->to + i * p->to_stride + 16 * k, sum[i][k]);
+        for (int k = 0; k < 2; k++)
+            v16_store(p->to + i * p->to_stride + (ptrdiff_t)16 * k, sum[i][k]);
 }
 #endif

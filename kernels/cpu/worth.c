@@ -253,7 +253,7 @@ static void worth_read_lanes(const struct worth_job *job, const struct worth_lan
     const size_t heads = (size_t)job->heads_q;
     for (int lane = 0; lane < count * job->group; lane++) {
         const size_t at = (size_t)row + (size_t)(lane % count);
-        const size_t head = (size_t)(l->head * job->group + lane / count);
+        const size_t head = (size_t)l->head * (size_t)job->group + (size_t)(lane / count);
         const float *q = job->qkv + at * job->qkv_width + head * dim;
         float *query = l->queries + (size_t)lane * dim;
         float *output = l->outputs + (size_t)lane * padded;

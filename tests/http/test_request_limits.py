@@ -45,6 +45,8 @@ CASES = {
     "TOOL_NAME_BYTES": ("tools[0].function.name", lambda n: ("/tokenize", {"messages": [USER], "tools": [
         {"type": "function", "function": {"name": "f" * n}}]})),
     "PROMPTS_MAX": ("prompt", lambda n: text(prompt=["a"] * n)),
+    "INPUTS_MAX": ("input", lambda n: ("/v1/embeddings", {"model": MODEL, "input": ["a"] * n, "encoding_format": "base64"})),
+    "BREAKERS_MAX": ("dry_sequence_breakers", lambda n: chat(dry_multiplier=1, dry_sequence_breakers=["x"] * n)),
     "N_MAX": ("n", lambda n: chat(n=n, max_tokens=1)),
     "CHOICES_MAX": ("n", lambda n: text(prompt=["a", "b"], n=(n + 1) // 2, max_tokens=1)),
     "STOPS_MAX": ("stop", lambda n: chat(stop=["x"] * n)),
@@ -68,8 +70,9 @@ CASES = {
     "JSON_VALUES": (None, values),
     "PAGE_MAX": ("limit", None),  # an argument of a GET: below
 }
-# test_native.py, an option, a default, test_errors.py, tests/unit/server/oai/test_records.c
-ELSEWHERE = {"FILES_MAX", "NAMES_MAX", "COMPLETION_TOKENS", "REPETITION_MIN", "RECORDS_MAX"}
+# test_native.py, an option, a default, test_errors.py, tests/unit/server/oai/test_records.c, test_embeddings.py (three)
+ELSEWHERE = {"FILES_MAX", "NAMES_MAX", "COMPLETION_TOKENS", "REPETITION_MIN", "RECORDS_MAX", "INPUTS_AT_ONCE", "NUMBERS_FLOAT",
+             "NUMBERS_BASE64"}
 ALSO = [("STOP_BYTES", "stop", lambda n: chat(stop=["x" * 100] * (n // 100) + ["x" * (n % 100)])),
         ("KEY_BYTES", "prompt_cache_key", lambda n: chat(prompt_cache_key="x" * n)),
         ("KEY_BYTES", "session_id", lambda n: chat(session_id="x" * n)),

@@ -1743,6 +1743,8 @@ Test(model_config, gemma4_refuses_what_it_does_not_compute) {
          "\"partial_rotary_factor\": 0.25}}",
          "rope_type", ERR_UNSUPPORTED},
         {"\"per_layer_config\": {\"0\": {\"head_dim\": 8}}", "per_layer_config", ERR_UNSUPPORTED},
+        {"\"per_layer_config\": [{}]", "per_layer_config", ERR_INVALID},
+        {"\"per_layer_config\": 3", "per_layer_config", ERR_INVALID},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct model_config c;

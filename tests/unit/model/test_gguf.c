@@ -220,6 +220,8 @@ static const struct family families[] = {
      .json = "\"sliding_window\":null,\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":16,"
              "\"original_max_position_embeddings\":8,\"mscale\":1,\"mscale_all_dim\":1,"
              "\"llama_4_scaling_beta\":0.5}"},
+    {"mistral3", "Ministral3ForCausalLM", .permuted = true, /* Mistral Small 3: a plain rotation */
+     .json = "\"sliding_window\":null,\"rope_scaling\":{\"rope_type\":\"default\"}"},
 };
 
 static int open_model(const char *dir, const char *name, const char *path, bool exact,
