@@ -228,19 +228,25 @@ static void refuse_code(struct exchange *ex, int rc) {
     oai_refuse_fault(&ex->error, &fault);
 }
 
-int exchange_jobs_at_once(const struct exchange *ex) {
-    int most = ex->server->rules.info->max_queue;
+/* Many texts that become vectors take at most a quarter of the queue's places and tokens, but at
+ * least one place. */
+static int find_jobs_at_once(const struct exchange *ex) {
+    const int64_t tokens = ex->server->ledger.stock[LEDGER_TOKENS].total / 4;
+    int64_t longest = 1, most = ex->server->rules.info->max_queue / 4;
     if (!ex->request.sampling.pooling) return ex->job_count;
+    for (int i = 0; i < ex->job_count; i++)
+        if (ex->jobs[i].request.prompt_count > longest) longest = ex->jobs[i].request.prompt_count;
     if (most > OAI_INPUTS_AT_ONCE) most = OAI_INPUTS_AT_ONCE;
-    return ex->job_count < most ? ex->job_count : most;
+    if (tokens && most > tokens / longest) most = tokens / longest;
+    if (most < 1) most = 1;
+    return ex->job_count < most ? ex->job_count : (int)most;
 }
 
 /* Submits the next of many jobs in the places of those that have ended. A failure ends the request,
  * as in submit_jobs. */
 static void submit_more(struct exchange *ex) {
     struct server *server = ex->server;
-    const int at_once = exchange_jobs_at_once(ex);
-    while (ex->submits && ex->jobs_submitted - ex->jobs_finished < at_once) {
+    while (ex->submits && ex->jobs_submitted - ex->jobs_finished < ex->jobs_at_once) {
         const bool cut = ex->error.status || ex->cut || exchange_is_gone(ex);
         if (!cut && !engine_queue_enter(server->engine, 1)) return;
         int rc = cut ? 0 : engine_submit(server->engine, &ex->jobs[ex->jobs_submitted]);
@@ -264,7 +270,7 @@ static void submit_more(struct exchange *ex) {
 /* Submits all jobs of a request or none: when one fails, the jobs before it are cancelled, and the
  * refusal waits for their end. Of many texts the first ones are submitted, see submit_more. */
 static void submit_jobs(struct exchange *ex) {
-    int count = exchange_jobs_at_once(ex);
+    const int count = ex->jobs_at_once = find_jobs_at_once(ex);
     if (!quota_confirm(ex)) {
         exchange_refuse(ex);
         return;

@@ -176,7 +176,9 @@ struct exchange {
     struct engine_job *jobs;
     struct job_progress *progress; /* [job_count] */
     int job_count, jobs_submitted, jobs_finished;
-    bool submits; /* more jobs are submitted as others end; counts in server->accepted */
+    int jobs_at_once; /* the most that are in the engine at a time: a part of many texts that become
+                         vectors, so that others find places and tokens of the queue free */
+    bool submits;     /* more jobs are submitted as others end; counts in server->accepted */
     uint32_t tokens_counted;
     struct oai_answer facts;   /* once the jobs are submitted */
     struct engine_order order; /* about a conversation; see exchange_order */
@@ -225,9 +227,6 @@ void exchange_order(struct exchange *exchange, enum engine_order_kind kind, uint
 /* Computes the space of the client's key and of the salt that it names (?cache_salt=). Not 0: the
  * request was refused. */
 int exchange_space(struct exchange *exchange, uint8_t space[16]);
-/* How many jobs of the request are in the engine at a time: all, or a part of many texts that
- * become vectors, so that they take few places of the queue. */
-int exchange_jobs_at_once(const struct exchange *exchange);
 void exchange_prepared(struct exchange *exchange); /* prepare.c has finished with the body */
 /* Reserves `size` more bytes of the memory that bodies and text answers share (server/ledger.h).
  * false: refused, and exchange->error has the reason. The reservation ends with the body, or with

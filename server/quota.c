@@ -62,9 +62,9 @@ bool quota_reserve(struct exchange *ex) {
 
 bool quota_confirm(struct exchange *ex) {
     int64_t tokens = 0;
-    for (int i = 0; i < ex->job_count; i++) tokens += ex->jobs[i].request.prompt_count;
+    for (int i = 0; i < ex->jobs_at_once; i++) tokens += ex->jobs[i].request.prompt_count;
     if (ex->request.background && !hold_item(ex, LEDGER_BACKGROUND, 1)) return false;
-    return hold_item(ex, LEDGER_TOKENS, tokens) && reserve_places(ex, exchange_jobs_at_once(ex));
+    return hold_item(ex, LEDGER_TOKENS, tokens) && reserve_places(ex, ex->jobs_at_once);
 }
 
 static void set_held(struct exchange *ex, int64_t places, int64_t tokens) {
@@ -81,8 +81,6 @@ void quota_settle(struct exchange *ex) {
         places++;
         tokens += ex->jobs[i].request.prompt_count;
     }
-    for (int i = ex->jobs_submitted; ex->submits && i < ex->job_count; i++)
-        tokens += ex->jobs[i].request.prompt_count;
     set_held(ex, places, tokens);
 }
 

@@ -17,8 +17,9 @@ struct exchange;
  * least one byte, and a prompt longer than the context is refused anyway. An empty queue accepts
  * any request. */
 bool quota_reserve(struct exchange *exchange);
-/* Called once the request is tokenised: sets the reservation to all its prompts and their tokens,
- * and takes a place in the background for a response that asks for one. */
+/* Called once the request is tokenised: sets the reservation to the prompts that are submitted
+ * together (jobs_at_once) and their tokens, and takes a place in the background for a response that
+ * asks for one. */
 bool quota_confirm(struct exchange *exchange);
 /* Called on every poll: reduces the reservation to the prompts that still wait. */
 void quota_settle(struct exchange *exchange);

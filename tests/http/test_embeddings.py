@@ -172,6 +172,23 @@ def test_many_at_once(start, fake):
     d.wait_idle()
 
 
+def test_a_long_list_leaves_room_for_others(start, fake):
+    """Tokens and places of texts that are not in the engine yet are nobody's: a chat beside a list is served."""
+    d = start("--max-queue", "8", "--max-queue-tokens", "4096", "--max-num-seqs", "1", env={"KEEPD_FAKE_STEP_US": "1000"})
+    lists = [threading.Thread(target=lambda: requests.post(d.url + PATH, json={"input": ["a" * 500] * 64}, timeout=120))
+             for _ in range(2)]
+    for t in lists:
+        t.start()
+    d.wait("the texts to be read", lambda: d.kv()["waiting_count"])
+    for _ in range(10):
+        r = d.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1})
+        assert r.status_code == 200, r.text
+        assert any(t.is_alive() for t in lists)
+    for t in lists:
+        t.join()
+    d.wait_idle()
+
+
 def test_a_text_that_fails_fails_the_request(start, fake):
     d = start("--max-queue", "8")
     e = d.post(PATH, {"input": ["a"] * 100 + ["fail now"] + ["b"] * 100}).json()["error"]
