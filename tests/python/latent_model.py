@@ -7,7 +7,7 @@ from safetensors.numpy import save_file
 
 CONFIG = dict(architectures=["DeepseekV3ForCausalLM"], model_type="deepseek_v3", vocab_size=512, hidden_size=32, intermediate_size=48, num_hidden_layers=3,
               num_attention_heads=4, num_key_value_heads=4, kv_lora_rank=24, q_lora_rank=20, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10,
-              n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=8, first_k_dense_replace=3, max_position_embeddings=1024, rms_norm_eps=1e-6,
+              n_routed_experts=4, n_group=1, topk_group=1, num_experts_per_tok=2, moe_intermediate_size=8, first_k_dense_replace=3, max_position_embeddings=1024, rms_norm_eps=1e-6,
               tie_word_embeddings=True, eos_token_id=511, torch_dtype="float32")
 
 
