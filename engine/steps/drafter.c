@@ -3,8 +3,11 @@
 #include "base/check.h"
 #include "base/mem.h"
 
-void drafter_open(struct drafter *drafter, const struct drafter_options *options) {
-    *drafter = (struct drafter){.options = *options};
+void drafter_open(struct drafter *drafter, const struct drafter_options *options,
+                  int answer_vocab) {
+    *drafter =
+        (struct drafter){.options = *options,
+                         .choices = options->vocab < answer_vocab ? options->vocab : answer_vocab};
     if (!options->kern) return;
     CHECK(options->places >= DRAFTER_PLACES_LEAST && options->texts > 0);
     drafter->texts = mem_must_alloc((size_t)options->texts, sizeof *drafter->texts);
@@ -107,6 +110,21 @@ static void note_rows(const struct drafter_ask *ask) {
         text->guesses[old] = ask->tokens[ask->known + old];
 }
 
+/* The numbers of a vocabulary that was filled up to a rounder size are no tokens of the answer, and
+ * its masks have no bits for them. */
+static int sample_guesses(struct drafter *drafter, const float *logits,
+                          const struct kern_sample *samples, int count) {
+    struct kern *kern = drafter->options.kern;
+    const int vocab = drafter->options.vocab;
+    int rc = 0;
+    if (drafter->choices == vocab)
+        return kern->ops->sample(kern, logits, count, vocab, samples, drafter->sampled);
+    for (int i = 0; i < count && rc == 0; i++)
+        rc = kern->ops->sample(kern, logits + (size_t)i * (size_t)vocab, 1, drafter->choices,
+                               &samples[i], &drafter->sampled[i]);
+    return rc;
+}
+
 int drafter_step(struct drafter *drafter, const struct drafter_ask *asks, int count) {
     struct kern *kern = drafter->options.kern;
     struct kern_span spans[DRAFTER_ASKED];
@@ -126,9 +144,7 @@ int drafter_step(struct drafter *drafter, const struct drafter_ask *asks, int co
         .tokens = drafter->rows, .spans = spans, .rows = rows, .span_count = count};
     int rc = drafter->options.model_step(drafter->options.model, &batch, want, wanted, &logits);
     if (rc == 0)
-        rc = wanted ? kern->ops->sample(kern, logits, wanted, drafter->options.vocab, samples,
-                                        drafter->sampled)
-                    : kern->ops->sync(kern);
+        rc = wanted ? sample_guesses(drafter, logits, samples, wanted) : kern->ops->sync(kern);
     for (int i = 0; i < count && rc == 0; i++) note_rows(&asks[i]);
     return rc;
 }

@@ -30,7 +30,7 @@ struct drafter_options {
     void *model;
     int (*model_step)(void *model, const struct kern_batch *batch, const int32_t *want,
                       int want_count, const float **logits);
-    int vocab;
+    int vocab;     /* numbers of a row of its logits */
     int texts;     /* most texts at once */
     int places;    /* tokens of a text, at least DRAFTER_PLACES_LEAST */
     double weight; /* bytes of its weights over those of the model whose answers it guesses: the
@@ -65,9 +65,11 @@ struct drafter {
     struct kern_sampled *sampled; /* [DRAFTER_ASKED] tokens that the last step drew; the i-th is
                                      that of the i-th text that wanted one */
     int32_t *rows;
+    int choices; /* the first tokens of the draft model's, of which a guess is one */
 };
 
-void drafter_open(struct drafter *drafter, const struct drafter_options *options);
+/* answer_vocab: tokens of the model whose answers are guessed. */
+void drafter_open(struct drafter *drafter, const struct drafter_options *options, int answer_vocab);
 void drafter_close(struct drafter *drafter);
 
 static inline bool drafter_is_open(const struct drafter *drafter) {

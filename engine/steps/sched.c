@@ -53,7 +53,7 @@ void sched_open(struct sched *sched, const struct sched_options *options) {
         sched->wide_row = mem_must_alloc((size_t)options->vocab, sizeof *sched->wide_row);
         sched->wide_scratch = mem_must_alloc(kern_alternatives_scratch(options->vocab), 1);
     }
-    drafter_open(&sched->drafter, &options->drafter);
+    drafter_open(&sched->drafter, &options->drafter, options->vocab);
     queue_open(&sched->queue, options->clients_max, options->sequences_max);
     keeper_open(
         &sched->keeper,

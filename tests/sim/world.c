@@ -253,6 +253,20 @@ static int truncate_draft(struct kern *kern, int slot, int32_t pos) {
     return draft_plan.real->truncate(kern, slot, pos);
 }
 
+static int draft_vocab(const struct world *w) {
+    return WORLD_VOCAB + w->options.draft_extra;
+}
+
+/* Makes room in the rows for the tokens that only the draft model has. */
+static void add_extra_tokens(struct world *w, int rows) {
+    const int vocab = draft_vocab(w);
+    for (int i = rows - 1; i >= 0; i--) {
+        float *row = w->draft_logits + (size_t)i * (size_t)vocab;
+        memmove(row, w->draft_logits + (size_t)i * WORLD_VOCAB, WORLD_VOCAB * sizeof *row);
+        for (int t = WORLD_VOCAB; t < vocab; t++) row[t] = 1000;
+    }
+}
+
 static int draft_step(void *model, const struct kern_batch *batch, const int32_t *want,
                       int want_count, const float **logits) {
     struct world *w = model;
@@ -262,9 +276,10 @@ static int draft_step(void *model, const struct kern_batch *batch, const int32_t
     CHECK_MSG(rc == 0, "the draft model's cache is too small: %s", err_text(rc));
     if (draft_chance(w->options.draft_fails)) return ERR_INTERNAL; /* with rows appended */
     run_layers(w, w->draft, batch, w->draft_logits, want, want_count);
+    add_extra_tokens(w, want_count);
     for (int i = 0; i < want_count; i++)
         if (draft_chance(w->options.draft_wrong))
-            w->draft_logits[i * WORLD_VOCAB + (int)(draft_plan.state >> 40) % WORLD_VOCAB] += 9;
+            w->draft_logits[i * draft_vocab(w) + (int)(draft_plan.state >> 40) % WORLD_VOCAB] += 9;
     w->draft_rows += batch->rows;
     *logits = w->draft_logits;
     return 0;
@@ -347,9 +362,9 @@ static void open_draft(struct world *w) {
                                        .max_positions = o->draft_places,
                                        .rows_max = DRAFTER_ROWS,
                                        .logits_max = DRAFTER_ASKED,
-                                       .vocab = WORLD_VOCAB};
+                                       .vocab = draft_vocab(w)};
     CHECK_MSG(w->draft->ops->cache_open(w->draft, &cache, &fault) == 0, "%s", fault.text);
-    w->draft_logits = mem_must_alloc((size_t)DRAFTER_ASKED * WORLD_VOCAB, sizeof(float));
+    w->draft_logits = mem_must_alloc(DRAFTER_ASKED * (size_t)draft_vocab(w), sizeof(float));
 }
 
 static struct drafter_options draft_options(struct world *w) {
@@ -357,7 +372,7 @@ static struct drafter_options draft_options(struct world *w) {
     return (struct drafter_options){.kern = w->draft,
                                     .model = w,
                                     .model_step = draft_step,
-                                    .vocab = WORLD_VOCAB,
+                                    .vocab = draft_vocab(w),
                                     .texts = w->options.draft_texts,
                                     .places = w->options.draft_places,
                                     .weight = 0.05};

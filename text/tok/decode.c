@@ -116,11 +116,11 @@ static int load_words_decoder(struct tok *tok, const cJSON *node, const char *pa
 int tok_load_decoder(struct tok *tok, const cJSON *node, const char *type, const char *path,
                      struct fault *fault) {
     struct tok_decoder *d = &tok->decoder;
+    if (d->words) return refuse(path, fault, "a step behind WordPiece is not supported");
     if (strcmp(type, "Replace") == 0) return load_replace(tok, node, path, fault);
     if (strcmp(type, "Strip") == 0) return load_strip(d, node, path, fault);
     if (strcmp(type, "Metaspace") == 0) return load_metaspace(tok, node, path, fault);
     if (strcmp(type, "WordPiece") == 0) return load_words_decoder(tok, node, path, fault);
-    if (d->words) return refuse(path, fault, "a step behind WordPiece is not supported");
     if (strcmp(type, "Fuse") == 0) {
         d->fused = true;
     } else if (strcmp(type, "ByteFallback") == 0 && !d->fused) {

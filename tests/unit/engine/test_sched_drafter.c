@@ -3,6 +3,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
+#include "engine/steps/constraint.h"
 #include "tests/unit/engine/requests.h"
 
 enum { PROMPT = 30, ANSWER = 60 };
@@ -54,6 +55,38 @@ Test(drafter, its_guesses_save_steps) {
         engine_job_close(&known);
         engine_job_close(&job);
     }
+}
+
+/* Some vocabularies are filled up to a round size, the draft model's to a larger one. Masks and
+ * biases have only the answer's tokens: with the sanitisers, a look beyond a mask ends the test. */
+Test(drafter, guesses_are_tokens_of_the_answer) {
+    const struct constrain_vocabulary v = {WORLD_VOCAB, world_token_bytes, NULL};
+    const struct constrain_part part = {
+        .kind = CONSTRAIN_REGEX, .field = "f", .text = "[a-zA-L]*", .size = strlen("[a-zA-L]*")};
+    struct constraint_table table;
+    struct engine_constraint *constraint;
+    struct fault fault = {0};
+    constraint_table_open(&table, &v);
+    cr_assert_eq(constraint_open(&table, &part, &constraint, &fault), 0, "%s", fault.text);
+    for (int i = 0; i < 4; i++) {
+        struct world_options options = options_of(4);
+        struct engine_job job = job_of(1, PROMPT, ANSWER, full());
+        job.request.choices = 1 + i % 2;
+        if (i >= 2) job.request.constraint = constraint;
+        if (i >= 2) job.request.think_begin = job.request.think_end = -1;
+        struct engine_job known = know(&job), same = job;
+        struct engine_counters counters = run(&options, &same);
+        options.draft_extra = 1000;
+        struct engine_counters more = run(&options, &job);
+        expect_same_answer(&known, &job);
+        cr_expect_gt(more.model_confirmed_tokens, ANSWER / 3);
+        cr_expect_eq(more.model_confirmed_tokens, counters.model_confirmed_tokens);
+        engine_job_close(&known);
+        engine_job_close(&same);
+        engine_job_close(&job);
+    }
+    constraint_close(&table, constraint);
+    constraint_table_close(&table);
 }
 
 /* Where what the text tells is confirmed, the draft model is asked less. */

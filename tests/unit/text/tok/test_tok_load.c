@@ -57,6 +57,9 @@ static const char *ids_text(const struct tok *tok, const char *text, unsigned fl
 #define MORE  "{\"type\":\"Replace\",\"pattern\":{\"String\":\"a\"},\"content\":\"aaaaaaaa\"}"
 #define MORE4 MORE "," MORE "," MORE "," MORE
 
+/* A step behind WordPiece. */
+#define BEHIND(step) "{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"WordPiece\"}," step "]}"
+
 #define CHARSMAP(text) "{\"type\":\"Precompiled\",\"precompiled_charsmap\":\"" text "\"}"
 
 static const struct refusal {
@@ -139,6 +142,17 @@ static const struct refusal {
       .decoder = "{\"type\":\"Sequence\",\"decoders\":[" GROW4 "," GROW4 "," GROW4 "," GROW4 "]}"},
      ERR_LIMIT,
      "decoder"},
+    {{.decoder = BEHIND("{\"type\":\"Replace\",\"pattern\":{\"String\":\"a\"},\"content\":\"\"}")},
+     UNSUPPORTED,
+     "decoder.decoders[1]"},
+    {{.decoder = BEHIND("{\"type\":\"Strip\",\"content\":\" \"}")},
+     UNSUPPORTED,
+     "decoder.decoders[1]"},
+    {{.decoder = BEHIND("{\"type\":\"Metaspace\",\"replacement\":\"_\"}")},
+     UNSUPPORTED,
+     "decoder.decoders[1]"},
+    {{.decoder = BEHIND("{\"type\":\"WordPiece\"}")}, UNSUPPORTED, "decoder.decoders[1]"},
+    {{.decoder = BEHIND("{\"type\":\"Fuse\"}")}, UNSUPPORTED, "decoder.decoders[1]"},
     {{.normalizer = CHARSMAP("AAA")}, MALFORMED, "normalizer"},
     {{.normalizer = CHARSMAP("AA*A")}, MALFORMED, "normalizer"},
     {{.normalizer = CHARSMAP("CAAAAAAAAAA=")}, MALFORMED, "normalizer"}, /* shorter than its trie */
