@@ -10,13 +10,18 @@
  * tokens.
  *
  * Penalties depend on the text alone, so drafted tokens do not change them. They are computed from
- * the text anew for each token, in a time that grows with `last` alone (the Z algorithm). Memory
- * for that is taken when it is opened. Thread: the engine's. */
+ * the text anew for each token, in a time that grows with `last` alone (the Z algorithm, then one
+ * look-up for each place); which tokens hold breakers is found once for each token of the text.
+ * Memory for that is taken when it is opened. Thread: the engine's. */
 #ifndef KEEPD_ENGINE_STEPS_DRY_H
 #define KEEPD_ENGINE_STEPS_DRY_H
 
+#include <limits.h>
+
 #include "engine/engine.h"
 #include "kernels/kern.h"
+
+#define DRY_POWERS 64 /* penalties that are computed once */
 
 typedef size_t dry_bytes_fn(const void *arg, int32_t id, const char **bytes);
 
@@ -24,11 +29,19 @@ struct dry {
     const struct engine_request *request; /* borrowed; NULL: closed */
     dry_bytes_fn *token_bytes;
     const void *arg;
-    int32_t window;               /* tokens that are compared, at most */
-    int32_t *lengths;             /* [window] owned */
-    struct kern_logit_bias *bias; /* [request->bias_count + window] owned */
-    int32_t known;                /* tokens of the text in which breakers were looked for */
-    int32_t begins;               /* tokens up to the end of the last breaker */
+    int32_t window;                 /* tokens that are compared, at most */
+    int32_t *lengths;               /* [window] owned */
+    struct kern_logit_bias *bias;   /* [request->bias_count + window] owned */
+    int32_t bias_count;             /* entries of `bias` after the last call */
+    int32_t asked;                  /* tokens of the text at the last call */
+    bool *holds;                    /* [window] owned: does the token at place p % window hold a
+                                       breaker? */
+    uint16_t *found;                /* owned: hash table of the tokens in `bias` */
+    float power[DRY_POWERS];        /* penalties of repetitions, from the shortest on */
+    uint32_t starts[UCHAR_MAX + 1]; /* bit i % 32: breaker i begins with the byte */
+    size_t longest;                 /* bytes of the longest breaker */
+    int32_t known;                  /* tokens of the text in which breakers were looked for */
+    int32_t begins;                 /* tokens up to the end of the last breaker */
     char tail[ENGINE_BREAKER_MAX];
     size_t tail_size; /* bytes of the text before `known` that a breaker may begin in */
 };
