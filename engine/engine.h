@@ -465,6 +465,7 @@ struct engine_request {
      * 0 and choices at most 1. What kv says of policy and budget is not looked at: such a prompt
      * keeps all of its entries until its end. */
     enum engine_pooling pooling;
+    int32_t dimensions;    /* the first numbers of the vector, which are kept; 0: all */
     const int32_t *judged; /* [judged_count] with ENGINE_POOL_NEXT, at most ENGINE_JUDGED_MAX */
     int32_t judged_count;
     float temperature, top_p, min_p, repetition, presence, frequency;
@@ -626,7 +627,7 @@ struct engine_job {
     struct engine_token *prompt_tokens; /* [prompt_count] when prompt_logprobs; [0] is unscored */
     struct engine_top *prompt_top;      /* [prompt_count * prompt_top_logprobs] */
     int32_t cached_tokens;              /* prompt tokens not computed; valid once admitted */
-    float *pooled; /* [width] the prompt's vector, as long as it comes; with ENGINE_POOL_NEXT
+    float *pooled; /* [dimensions] the prompt's vector, as long as it comes; with ENGINE_POOL_NEXT
                       [judged_count] log-probabilities of the tokens behind the prompt. Valid once
                       finished. NULL: the request wants none */
     /* Valid once finished. */
@@ -646,7 +647,7 @@ struct engine_job {
     uint64_t round;        /* keeper.changes when the job was last tried; 0: it is tried next */
     enum engine_wait wait; /* why it was not admitted then */
     int64_t pages;         /* pages that each choice needs when started from nothing; 0 = unknown */
-    double *pooled_sum;    /* [width] of the rows so far, for a mean */
+    double *pooled_sum;    /* [dimensions] of the rows so far, for a mean; NULL once it is made */
     uint64_t
         saves; /* count of saves that the job waits to change, see sched_admit.c; 0: it does not */
     /* The wait for a prefix that a running sequence reads: engine/steps/sched_checkpoint.c. */

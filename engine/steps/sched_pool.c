@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "base/check.h"
+#include "base/mem.h"
 #include "engine/steps/sched_int.h"
 
 static bool pools_rows(const struct sequence *seq) {
@@ -39,8 +40,9 @@ static struct pool_part part_of(const struct sequence *seq, const struct kern_sp
 }
 
 static void add_pooled(struct engine_job *job, const float *rows, int32_t count, int width) {
+    const int kept = seq_pooled_count(&job->request, width);
     for (int32_t row = 0; row < count; row++, rows += width)
-        for (int i = 0; i < width; i++) {
+        for (int i = 0; i < kept; i++) {
             if (job->pooled_sum)
                 job->pooled_sum[i] += (double)rows[i];
             else
@@ -48,11 +50,16 @@ static void add_pooled(struct engine_job *job, const float *rows, int32_t count,
         }
 }
 
-/* The prompt is read. Overflow or broken weights may have left what is not a number. */
+/* The prompt is read. Overflow or broken weights may have left what is not a number. The sums go:
+ * the job's vector may wait for those of many other texts. */
 static void end_pooled(struct sequence *seq, int width) {
     struct engine_job *job = seq->job;
-    for (int i = 0; i < width; i++) {
-        if (job->pooled_sum) job->pooled[i] = (float)(job->pooled_sum[i] / seq->prompt_count);
+    const int kept = seq_pooled_count(&job->request, width);
+    for (int i = 0; i < kept && job->pooled_sum; i++)
+        job->pooled[i] = (float)(job->pooled_sum[i] / seq->prompt_count);
+    mem_free(job->pooled_sum);
+    job->pooled_sum = NULL;
+    for (int i = 0; i < kept; i++) {
         if (isfinite(job->pooled[i])) continue;
         fault_set(&job->fault, ERR_INTERNAL, NULL,
                   "the engine failed: the model's hidden states "

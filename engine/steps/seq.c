@@ -75,11 +75,16 @@ static int alloc_prompt(struct engine_job *job) {
     return alloc_top(&job->prompt_top, prompt, request->prompt_top_logprobs);
 }
 
+int seq_pooled_count(const struct engine_request *request, int width) {
+    if (request->pooling == ENGINE_POOL_NEXT) return request->judged_count;
+    return request->dimensions > 0 ? request->dimensions : width;
+}
+
 static int alloc_pooled(struct engine_job *job, int width) {
-    if (job->request.pooling == ENGINE_POOL_NEXT) width = job->request.judged_count;
-    job->pooled = mem_try_alloc((size_t)width, sizeof *job->pooled);
+    const size_t count = (size_t)seq_pooled_count(&job->request, width);
+    job->pooled = mem_try_alloc(count, sizeof *job->pooled);
     if (job->pooled && job->request.pooling == ENGINE_POOL_MEAN)
-        job->pooled_sum = mem_try_alloc((size_t)width, sizeof *job->pooled_sum);
+        job->pooled_sum = mem_try_alloc(count, sizeof *job->pooled_sum);
     return !job->pooled || (job->request.pooling == ENGINE_POOL_MEAN && !job->pooled_sum)
                ? ERR_NOMEM
                : 0;
@@ -94,6 +99,7 @@ int seq_job_alloc(struct engine_job *job, size_t token_bytes_max, int64_t stream
     int count = seq_job_choices(request), rc = 0;
     if (request->prompt_count < 1 || request->max_tokens < 0) return ERR_INVALID;
     if (request->pooling && (request->max_tokens > 0 || count > 1 || width < 1)) return ERR_INVALID;
+    if (request->dimensions < 0 || request->dimensions > width) return ERR_INVALID;
     if (request->pooling == ENGINE_POOL_NEXT &&
         (request->judged_count < 1 || request->judged_count > ENGINE_JUDGED_MAX))
         return ERR_INVALID;

@@ -85,6 +85,8 @@ int seq_job_choices(const struct engine_request *request); /* at least 1 */
 /* Bookkeeping of an eviction. */
 void seq_evicted(struct sequence *seq);
 
+/* Numbers of the job's vector, of a model whose vectors have `width`. */
+int seq_pooled_count(const struct engine_request *request, int width);
 /* Output arrays of a job, sized for the whole answer; `streams`: those of one sequence; `width`:
  * numbers of a vector, 0 where there are none. ERR_NOMEM frees what was taken. */
 int seq_job_alloc(struct engine_job *job, size_t token_bytes_max, int64_t streams, int width);

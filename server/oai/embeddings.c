@@ -78,6 +78,7 @@ static int parse(struct oai_reader *r) {
         oai_get_str(r, NULL, r->body, "user", &unused))
         return -1;
     out->raw_vectors = !normalise;
+    out->sampling.dimensions = out->dimensions;
     if (json_get(r->body, "truncate_prompt_tokens") && out->truncate == 0)
         return oai_invalid(r, "truncate_prompt_tokens", "expected -1 or at least 1");
     return check_numbers(r);

@@ -3,6 +3,7 @@
  * files and several choices have tests of their own beside this one; the storms are
  * tests/sim/sim_sched.c. */
 #include <criterion/criterion.h>
+#include <malloc.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -269,6 +270,28 @@ Test(sched, vectors_are_the_same_alone_and_in_any_batch) {
         engine_job_close(&chat);
         world_close(&w);
     }
+}
+
+/* A vector's numbers depend on no others, so the rest of them takes no memory. A mean's sums are
+ * twice as large as it, and a request has many texts. */
+Test(sched, a_text_keeps_the_numbers_that_are_asked_for) {
+    enum { FEW = 5 };
+    for (int pooling = ENGINE_POOL_LAST; pooling <= ENGINE_POOL_CLS; pooling++) {
+        struct engine_job all = text_of(2, 90, (enum engine_pooling)pooling), few = all;
+        few.request.dimensions = FEW;
+        run_alone(&all);
+        run_alone(&few);
+        cr_assert_eq(finish_of(&few), ENGINE_FINISH_STOP);
+        cr_assert_arr_eq(few.pooled, all.pooled, FEW * sizeof(float));
+        cr_expect_lt(malloc_usable_size(few.pooled), WORLD_HIDDEN * sizeof(float));
+        cr_expect_null(few.pooled_sum);
+        cr_expect_null(all.pooled_sum);
+        engine_job_close(&few);
+        engine_job_close(&all);
+    }
+    struct engine_job job = text_of(2, 90, ENGINE_POOL_MEAN);
+    job.request.dimensions = WORLD_HIDDEN + 1;
+    cr_expect_eq(seq_job_alloc(&job, 1, WORLD_STREAMS, WORLD_HIDDEN), ERR_INVALID);
 }
 
 static void one_vector(int count, enum engine_pooling pooling, float *out) {
