@@ -182,8 +182,8 @@ const struct option config_options[] = {
      "the weights. Answers are the same, bit by bit. How many are guessed depends on how often "
      "guesses were right and on how much longer a step with more rows takes. 0: none."},
     {"draft-model", TEXT, AT(engine.draft_model), 1, 0, NULL, "MODEL", 0,
-     "A smaller model with the same tokenizer, a GGUF file or a directory, that guesses tokens where "
-     "the text itself tells none. It takes memory for its weights and for a cache of its own, and a "
+     "A smaller model with the same tokenizer, a GGUF file, a directory or hf:OWNER/NAME, that "
+     "guesses tokens where the text itself tells none. It takes memory for its weights and for a cache of its own, and a "
      "part of the time of each step; it is asked where its guesses make up for that. On the CPU, "
      "with one rank."},
     {"draft-tokens", INT, AT(engine.draft_tokens), 128, MANY, "1024", "N", 0,

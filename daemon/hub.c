@@ -38,6 +38,8 @@ struct hub {
     char commit[HUB_COMMIT_SIZE];
     struct hub_tree tree;
     struct hub_choice choice;
+    bool unlisted;              /* the cache has a directory, and nothing says which files it needs */
+    char missing[HUB_PATH_MAX]; /* a file that the cache lacks of a directory; "": unknown */
     struct progress progress;
     int64_t done, total; /* bytes of those that had to be fetched */
 };
@@ -451,8 +453,33 @@ static int put_path(const struct hub *hub, char *path, size_t size, struct fault
 
 /* ---- The cache ---- */
 
-/* Finds the model among the files that are here. */
-static int find_cached(struct hub *hub, char *path, size_t size, struct fault *fault) {
+static bool names_tokenizer(const struct hub_tree *tree) {
+    return hub_tree_find(tree, "tokenizer.json") || hub_tree_find(tree, "vocab.json");
+}
+
+/* Checks that a directory is here whole, by the list of the commit's files that a fetch has left.
+ * A model of a GGUF file needs no list: its parts name one another. */
+static int check_listed(struct hub *hub) {
+    struct hub_tree listed = {0};
+    struct hub_choice choice;
+    struct fault ignored;
+    const bool there = hub_listing_read(&hub->repo, hub->commit, &listed);
+    const bool chosen = there && hub_choose(&hub->name, &listed, &choice, &ignored) == 0;
+    if (!chosen || choice.format != HUB_DIRECTORY) {
+        hub->unlisted = hub->choice.format == HUB_DIRECTORY;
+    } else {
+        for (size_t i = 0; i < listed.count && !hub->missing[0]; i++)
+            if (listed.files[i].wanted && !hub_tree_find(&hub->tree, listed.files[i].path))
+                snprintf(hub->missing, sizeof hub->missing, "%s", listed.files[i].path);
+    }
+    hub_tree_close(&listed);
+    return hub->missing[0] ? ERR_NOTFOUND : 0;
+}
+
+/* Finds the model among the files that are here. `trusting`: also a directory of which nothing says
+ * whether all files are here. */
+static int find_cached(struct hub *hub, bool trusting, char *path, size_t size,
+                       struct fault *fault) {
     char name[700];
     int rc = ERR_NOTFOUND;
     struct fault why = {0};
@@ -460,13 +487,18 @@ static int find_cached(struct hub *hub, char *path, size_t size, struct fault *f
     if (hub_ref_read(&hub->repo, hub->name.revision, hub->commit)) {
         rc = hub_snapshot_scan(&hub->repo, hub->commit, &hub->tree, &why);
         if (!rc) rc = hub_choose(&hub->name, &hub->tree, &hub->choice, &why);
-        if (!rc && hub->choice.format == HUB_DIRECTORY &&
-            !hub_tree_find(&hub->tree, "tokenizer.json") &&
-            !hub_tree_find(&hub->tree, "vocab.json"))
+        const int listed = check_listed(hub);
+        if (!rc) rc = listed;
+        if (!rc && hub->choice.format == HUB_DIRECTORY && !names_tokenizer(&hub->tree))
             rc = ERR_NOTFOUND;
         if (!rc) rc = want_by_index(hub, &why);
+        hub->unlisted = !rc && hub->unlisted;
     }
-    if (!rc) return put_path(hub, path, size, fault);
+    if (!rc && hub->unlisted && trusting)
+        log_warn("whether the cache has all files of %.200s is not known: another program fetched "
+                 "them, or an earlier keepd",
+                 name);
+    if (!rc && (!hub->unlisted || trusting)) return put_path(hub, path, size, fault);
     hub_tree_close(&hub->tree);
     return fault_set(fault, ERR_NOTFOUND, "model", "%.200s is not in the cache, or not all of it",
                      name);
@@ -476,9 +508,9 @@ static int say_offline(const struct hub *hub, struct fault *fault) {
     char name[700];
     hub_name_write(&hub->name, name, sizeof name);
     return fault_set(fault, ERR_NOTFOUND, "model",
-                     "HF_HUB_OFFLINE is set, and %.180s does not hold all files of %.100s: fetch "
-                     "them where there is a network, with keepd pull",
-                     hub->repo.folder, name);
+                     "HF_HUB_OFFLINE is set, and %.130s does not hold %.60s of %.100s: fetch it "
+                     "where there is a network, with keepd pull",
+                     hub->repo.folder, hub->missing[0] ? hub->missing : "all files", name);
 }
 
 /* ---- The hub ---- */
@@ -521,9 +553,20 @@ static int open_hub(struct hub *hub, struct fault *fault) {
     int rc = hub_token(token, sizeof token, fault);
     hub->has_token = token[0] != '\0';
     if (!rc) rc = hub_http_open(hub_endpoint(), token, &hub->http, fault);
-    if (!rc) rc = get_commit(hub, fault);
-    if (!rc) rc = get_tree(hub, fault);
-    return rc;
+    if (rc) return rc;
+    if (hub->unlisted) { /* the commit that the cache has; the hub may have it no more */
+        rc = get_tree(hub, fault);
+        if (rc != ERR_NOTFOUND) return rc;
+        hub_tree_close(&hub->tree);
+    }
+    rc = get_commit(hub, fault);
+    return rc ? rc : get_tree(hub, fault);
+}
+
+/* Where the list cannot be written, the next start asks the hub again. */
+static void note_files(const struct hub *hub) {
+    struct fault why = {0};
+    if (hub_listing_write(&hub->repo, hub->commit, &hub->tree, &why)) log_warn("%s", why.text);
 }
 
 /* Fetches the model from the hub. */
@@ -532,12 +575,17 @@ static int find_in_hub(struct hub *hub, char *path, size_t size, struct fault *f
     if (rc) return rc;
     rc = hub_choose(&hub->name, &hub->tree, &hub->choice, fault);
     if (rc || hub->choice.by_default) print_models(hub, rc ? SIZE_MAX : hub->choice.file, stderr);
-    if (!rc) rc = check_memory(hub, fault);
     if (rc) return rc;
+    const bool directory = hub->choice.format == HUB_DIRECTORY;
+    const bool indexed = directory && hub_tree_find(&hub->tree, HUB_INDEX);
+    if (!indexed) rc = check_memory(hub, fault);
+    if (rc) return rc;
+    if (directory) note_files(hub);
     progress_open(&hub->progress, PROGRESS_FETCHING, isatty(STDERR_FILENO));
     rc = fetch_wanted(hub, fault);
-    if (!rc && hub->choice.format == HUB_DIRECTORY && hub_tree_find(&hub->tree, HUB_INDEX)) {
+    if (!rc && indexed) { /* the weights are known now */
         rc = want_by_index(hub, fault);
+        if (!rc) rc = check_memory(hub, fault);
         if (!rc) rc = fetch_wanted(hub, fault);
     }
     progress_close(&hub->progress, rc == 0);
@@ -567,11 +615,16 @@ int hub_find(const char *text, enum hub_use use, char *path, size_t size, struct
     int rc = open_name(text, &hub, fault);
     if (rc) return rc;
     const bool offline = hub_is_offline(), here = use != HUB_PULL || offline;
-    rc = here ? find_cached(hub, path, size, fault) : ERR_NOTFOUND;
+    const bool trusting = offline || use == HUB_CACHED;
+    rc = here ? find_cached(hub, trusting, path, size, fault) : ERR_NOTFOUND;
     if (rc == ERR_NOTFOUND && offline)
         rc = say_offline(hub, fault);
     else if (rc == ERR_NOTFOUND && use != HUB_CACHED)
         rc = find_in_hub(hub, path, size, fault);
+    if (rc && hub->unlisted)
+        log_warn("the cache may have all files of %.200s: HF_HUB_OFFLINE=1 serves what the cache "
+                 "has",
+                 text);
     close_hub(hub);
     return rc;
 }

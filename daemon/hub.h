@@ -2,9 +2,16 @@
  *
  * A file is fetched into blobs/OID.incomplete, goes on where it was when a connection breaks or the
  * program is started again, and gets its name only when its sum is the one that the hub gave:
- * SHA-256 of large files, git's SHA-1 of small ones. The revision's commit is noted last, so that a
- * name finds either the files of before or all of the new ones. Other programs with the same cache
+ * SHA-256 of large files, git's SHA-1 of small ones. Other programs with the same cache
  * (transformers, llama.cpp) find what is fetched here, and the reverse.
+ *
+ * Order of writes: the list of the commit's files (of a directory), the files, and last the commit
+ * of the branch or tag, so that its name finds the files of before until all new ones are here. A
+ * commit that is named itself is found at once; so a directory is served from the cache only if all
+ * that it needs of the list is here. Without a list (other programs write none) the hub is asked
+ * once about the commit that the cache has; with HF_HUB_OFFLINE, and where nothing may be fetched,
+ * such a directory is taken with a warning. A GGUF file needs no list: it has its name only when it
+ * is whole, and its parts name one another.
  *
  * Thread: the one that opens the engine. All of it waits. */
 #ifndef KEEPD_DAEMON_HUB_H

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,12 +14,15 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "base/buf.h"
 #include "base/file.h"
 #include "base/mem.h"
 
 #define SCAN_DEPTH_MAX 8
 #define REF_BYTES_MAX  128
 #define TOKEN_MAX      512
+/* A list has at most HUB_FILES_MAX lines. */
+#define LISTING_BYTES_MAX ((size_t)HUB_FILES_MAX * (HUB_PATH_MAX + 24))
 #define LOCK_POLL_US   200000
 
 /* ---- Environment ---- */
@@ -192,23 +196,72 @@ bool hub_ref_read(const struct hub_repo *repo, const char *revision, char commit
     return good;
 }
 
-/* Puts a file in place whole: written beside it and renamed. */
-int hub_ref_write(const struct hub_repo *repo, const char *revision, const char *commit,
-                  struct fault *fault) {
-    char path[PATH_MAX], fresh[PATH_MAX], before[HUB_COMMIT_SIZE];
-    if (hub_is_commit(revision)) return 0;
-    if (hub_ref_read(repo, revision, before) && strcmp(before, commit) == 0) return 0;
-    if (!ref_path(repo, revision, path, sizeof path - 32)) return 0;
+/* Puts a file in place whole: written beside it and renamed. The path has room for the name beside
+ * it. */
+static int put_file(const char *path, const char *data, size_t size, struct fault *fault) {
+    char fresh[PATH_MAX];
     snprintf(fresh, sizeof fresh, "%.*s.%ld.tmp", (int)sizeof fresh - 32, path, (long)getpid());
     int rc = hub_make_folders(path, fault);
     if (rc) return rc;
     FILE *file = fopen(fresh, "we");
-    bool good = file && fputs(commit, file) >= 0;
+    bool good = file && fwrite(data, 1, size, file) == size;
     if (file && fclose(file) != 0) good = false;
     if (good && rename(fresh, path) == 0) return 0;
     rc = path_fault(fresh, fault);
     (void)unlink(fresh);
     return rc;
+}
+
+int hub_ref_write(const struct hub_repo *repo, const char *revision, const char *commit,
+                  struct fault *fault) {
+    char path[PATH_MAX], before[HUB_COMMIT_SIZE];
+    if (hub_is_commit(revision)) return 0;
+    if (hub_ref_read(repo, revision, before) && strcmp(before, commit) == 0) return 0;
+    if (!ref_path(repo, revision, path, sizeof path - 32)) return 0;
+    return put_file(path, commit, strlen(commit), fault);
+}
+
+/* ---- Lists of files ---- */
+
+static bool listing_path(const struct hub_repo *repo, const char *commit, char *out, size_t size) {
+    const int n = snprintf(out, size, "%s/.keepd/%s", repo->folder, commit);
+    return n > 0 && (size_t)n < size;
+}
+
+int hub_listing_write(const struct hub_repo *repo, const char *commit, const struct hub_tree *tree,
+                      struct fault *fault) {
+    char path[PATH_MAX];
+    struct buf text;
+    if (!listing_path(repo, commit, path, sizeof path - 32)) return 0;
+    buf_open(&text, LISTING_BYTES_MAX);
+    for (size_t i = 0; i < tree->count; i++)
+        buf_fmt(&text, "%" PRId64 " %s\n", tree->files[i].size, tree->files[i].path);
+    int rc = text.failed ? fault_set(fault, ERR_NOMEM, "model", "no memory for the list of files")
+                         : put_file(path, text.data ? text.data : "", text.size, fault);
+    buf_close(&text);
+    return rc;
+}
+
+bool hub_listing_read(const struct hub_repo *repo, const char *commit, struct hub_tree *tree) {
+    char path[PATH_MAX], *data = NULL, *next;
+    size_t bytes = 0;
+    struct fault ignored;
+    if (!listing_path(repo, commit, path, sizeof path) ||
+        file_read(path, LISTING_BYTES_MAX, &data, &bytes, &ignored))
+        return false;
+    bool good = bytes > 0 && strlen(data) == bytes;
+    for (char *line = data; good && *line; line = next) {
+        char *name, *end = strchr(line, '\n');
+        errno = 0;
+        const long long size = strtoll(line, &name, 10);
+        good = end && errno == 0 && name != line && *name == ' ';
+        if (!good) break;
+        *end = '\0';
+        next = end + 1;
+        good = hub_tree_add(tree, name + 1, size, "", &ignored) == 0;
+    }
+    mem_free(data);
+    return good;
 }
 
 /* ---- Snapshots ---- */

@@ -5,6 +5,8 @@
  *   models--OWNER--NAME/blobs/OID.incomplete   one that is being fetched
  *   models--OWNER--NAME/snapshots/COMMIT/PATH  relative links to blobs
  *   models--OWNER--NAME/refs/REVISION          the commit of a branch or a tag
+ *   models--OWNER--NAME/.keepd/COMMIT          sizes and paths of all files of the commit, as the
+ *                                              hub lists them; no other program reads it
  *   .locks/models--OWNER--NAME/OID.lock        locked (flock) by who fetches a blob
  *
  * Environment: HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME, HF_TOKEN, HF_TOKEN_PATH, HF_ENDPOINT,
@@ -51,6 +53,12 @@ bool hub_blob_path(const struct hub_repo *repo, const char *oid, const char *end
 /* Adds the files of a snapshot that are whole. */
 int hub_snapshot_scan(const struct hub_repo *repo, const char *commit, struct hub_tree *tree,
                       struct fault *fault);
+/* Notes which files a commit has. */
+int hub_listing_write(const struct hub_repo *repo, const char *commit, const struct hub_tree *tree,
+                      struct fault *fault);
+/* Adds the files that were noted. False: there is no note of this commit, or it cannot be read;
+ * then the tree may have some of them. */
+bool hub_listing_read(const struct hub_repo *repo, const char *commit, struct hub_tree *tree);
 /* Links a file of a snapshot to its blob. */
 int hub_link(const struct hub_repo *repo, const char *commit, const struct hub_file *file,
              struct fault *fault);

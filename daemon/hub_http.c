@@ -56,16 +56,22 @@ static bool copy_part(const struct libcurl *curl, CURLU *url, CURLUPart part, ch
     return fits;
 }
 
-/* Reads scheme, host and port of an address; false: it has none, or it names a user. */
+static bool has_part(const struct libcurl *curl, CURLU *url, CURLUPart part) {
+    char *text = NULL;
+    const bool there = curl->url_get(url, part, &text, 0) == CURLUE_OK;
+    if (there) curl->free(text);
+    return there;
+}
+
+/* Reads scheme, host and port of an address; false: it has none, or a user or a password. */
 static bool origin_of(const struct libcurl *curl, const char *address, struct origin *out) {
     CURLU *url = curl->url();
-    char user[2] = "";
     *out = (struct origin){0};
     const bool good = url && curl->url_set(url, CURLUPART_URL, address, 0) == CURLUE_OK &&
                       copy_part(curl, url, CURLUPART_SCHEME, out->scheme, sizeof out->scheme) &&
                       copy_part(curl, url, CURLUPART_HOST, out->host, sizeof out->host) &&
                       copy_part(curl, url, CURLUPART_PORT, out->port, sizeof out->port) &&
-                      !copy_part(curl, url, CURLUPART_USER, user, sizeof user);
+                      !has_part(curl, url, CURLUPART_USER) && !has_part(curl, url, CURLUPART_PASSWORD);
     if (url) curl->url_cleanup(url);
     out->here = is_loopback(out->host);
     return good;
@@ -188,7 +194,13 @@ static bool is_redirect(long status) {
     return status == 301 || status == 302 || status == 303 || status == 307 || status == 308;
 }
 
+/* What may be a password is not shown. */
 static int refuse_address(const char *url, struct fault *fault) {
+    const char *host = strstr(url, "://") ? strstr(url, "://") + 3 : url;
+    if (memchr(host, '@', strcspn(host, "/?#")))
+        return fault_set(fault, ERR_INVALID, "model",
+                         "the hub points to an address with a user or a password: nothing is "
+                         "fetched from there");
     return fault_set(fault, ERR_INVALID, "model",
                      "the hub points to %.*s, which is not https: nothing is fetched from there",
                      (int)strcspn(url, "?#") > 200 ? 200 : (int)strcspn(url, "?#"), url);

@@ -16,6 +16,12 @@
 #define CACHE_ROOM      ((int64_t)256 << 20)
 #define PROCESS_ROOM    ((int64_t)60 << 20)
 
+#define HUB_MODULES "modules.json"
+
+/* So no sum of the sizes of a repository's files overflows. */
+_Static_assert(HUB_SIZE_MAX < (INT64_MAX - CACHE_ROOM - PROCESS_ROOM) / HUB_FILES_MAX,
+               "sums of sizes fit");
+
 #define COUNT(table) (sizeof(table) / sizeof *(table))
 
 /* ---- Names ---- */
@@ -169,7 +175,7 @@ static bool grow_tree(struct hub_tree *tree) {
 
 int hub_tree_add(struct hub_tree *tree, const char *path, int64_t size, const char *oid,
                  struct fault *fault) {
-    if (!is_path(path) || size < 0 || (oid[0] && !is_oid(oid)))
+    if (!is_path(path) || size < 0 || size > HUB_SIZE_MAX || (oid[0] && !is_oid(oid)))
         return fault_set(fault, ERR_MALFORMED, "model",
                          "the repository has a file whose name, size or sum is none");
     if (tree->count == HUB_FILES_MAX)
@@ -193,7 +199,7 @@ static int read_tree_item(struct hub_tree *tree, const cJSON *item, struct fault
     if (rc || strcmp(type, "file") != 0) return rc;
     rc = json_str(item, "tree", "path", &path, fault);
     if (!rc) rc = json_str(lfs ? lfs : item, "tree", "oid", &oid, fault);
-    if (!rc) rc = json_int(lfs ? lfs : item, "tree", "size", 0, INT64_MAX / 2, &size, fault);
+    if (!rc) rc = json_int(lfs ? lfs : item, "tree", "size", 0, HUB_SIZE_MAX, &size, fault);
     if (rc) return rc;
     if (!is_oid(oid))
         return fault_set(fault, ERR_MALFORMED, "model", "the hub gives no sum of %.200s", path);
@@ -431,8 +437,9 @@ static bool is_directory_model(const struct hub_tree *tree) {
     return config && weights;
 }
 
-/* The files beside the weights that a directory needs. */
-static bool is_beside(const char *path) {
+/* The files beside the weights that a directory needs. modules.json may name any folder for the
+ * settings of vectors (model/pooling.h); without it they are in 1_Pooling. */
+static bool is_beside(const char *path, bool has_modules) {
     static const char *const names[] = {"config.json",
                                         "generation_config.json",
                                         "tokenizer.json",
@@ -449,15 +456,18 @@ static bool is_beside(const char *path) {
                                         HUB_INDEX,
                                         "gates.safetensors",
                                         "preprocessor_config.json",
+                                        HUB_MODULES,
+                                        "1_Pooling/config.json",
                                         "additional_chat_templates/tool_use.jinja"};
     for (size_t i = 0; i < COUNT(names); i++)
         if (strcmp(path, names[i]) == 0) return true;
-    return false;
+    return has_modules && strchr(path, '/') && strcmp(base_of(path), "config.json") == 0;
 }
 
 static int choose_directory(struct hub_tree *tree, struct hub_choice *choice, struct fault *fault) {
     struct hub_file *whole = hub_tree_find(tree, "model.safetensors");
     const bool index = hub_tree_find(tree, HUB_INDEX) != NULL;
+    const bool has_modules = hub_tree_find(tree, HUB_MODULES) != NULL;
     choice->format = HUB_DIRECTORY;
     snprintf(choice->label, sizeof choice->label, "safetensors");
     if (!whole && !index)
@@ -465,7 +475,7 @@ static int choose_directory(struct hub_tree *tree, struct hub_choice *choice, st
                          "the repository has neither model.safetensors nor " HUB_INDEX);
     for (size_t i = 0; i < tree->count; i++) {
         struct hub_file *file = &tree->files[i];
-        file->wanted = is_beside(file->path) && file->size <= SMALL_BYTES_MAX;
+        file->wanted = is_beside(file->path, has_modules) && file->size <= SMALL_BYTES_MAX;
     }
     if (!index) {
         whole->wanted = true;

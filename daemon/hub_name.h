@@ -34,10 +34,11 @@ void hub_name_write(const struct hub_name *name, char *out, size_t size);
 
 #define HUB_FILES_MAX 20000
 #define HUB_PATH_MAX  512
+#define HUB_SIZE_MAX  ((int64_t)1 << 44) /* of a file: 16 TiB */
 
 struct hub_file {
     char *path; /* relative, checked: no `..`, no empty part, no control character */
-    int64_t size;
+    int64_t size; /* 0 to HUB_SIZE_MAX */
     char oid[65]; /* the blob's name: SHA-256, or git's SHA-1; "" in a folder of the cache */
     bool wanted;
 };
@@ -48,7 +49,7 @@ struct hub_tree {
     size_t count, capacity;
 };
 
-/* Copies the path. ERR_LIMIT, ERR_NOMEM; ERR_MALFORMED: the path or the oid is none. */
+/* Copies the path. ERR_LIMIT, ERR_NOMEM; ERR_MALFORMED: the path, the size or the oid is none. */
 int hub_tree_add(struct hub_tree *tree, const char *path, int64_t size, const char *oid,
                  struct fault *fault);
 /* Adds a page of /api/models/OWNER/NAME/tree/COMMIT. */

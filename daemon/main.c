@@ -40,6 +40,7 @@ struct callbacks {
     struct bench *bench; /* set for `keepd bench` and `keepd fit`, which have no server */
     char gates_cache[4096];
     char model[4096]; /* path of a model that was named by its place in the hub; "" = none */
+    char draft_model[4096]; /* the same of the draft model */
 };
 
 static void on_load_progress(void *arg, uint64_t done, uint64_t total, const char *what) {
@@ -56,14 +57,15 @@ static void on_engine_wake(void *arg) {
 
 /* --- options --- */
 
-/* Returns the options of the engine. `arg` holds the folder of gates and the model's path until the
- * engine is open. */
+/* Returns the options of the engine. `arg` holds the folder of gates and the models' paths until
+ * the engine is open. */
 static struct engine_options engine_options(const struct config *config, struct callbacks *arg) {
     struct engine_options options = config->engine;
     if (!fit_cache_folder(options.gates_cache, arg->gates_cache, sizeof arg->gates_cache))
         arg->gates_cache[0] = '\0';
     options.gates_cache = arg->gates_cache;
     if (arg->model[0]) options.model_dir = arg->model;
+    if (arg->draft_model[0]) options.draft_model = arg->draft_model;
     options.sampling = &config->sampling;
     options.progress = on_load_progress;
     options.wake = on_engine_wake;
@@ -219,14 +221,37 @@ static int check_model_path(const char *path, struct fault *fault) {
     return 0;
 }
 
-/* Finds the model: a path that is there, or a name of the hub. On failure prints the reason and
- * returns the exit status. */
+/* Finds a draft model that is named by its place in the hub; the engine checks a path. On failure
+ * prints the reason and returns the exit status. */
+static int find_draft_model(const struct config *config, enum hub_use use,
+                            struct callbacks *callbacks) {
+    const char *draft = config->engine.draft_model;
+    struct fault fault = {0};
+    if (!draft || !hub_is_name(draft)) return 0;
+    if (!hub_find(draft, use, callbacks->draft_model, sizeof callbacks->draft_model, &fault))
+        return 0;
+    if (strcmp(fault.field, "model") == 0) strcpy(fault.field, "draft-model");
+    return report_fault(use == HUB_CACHED && fault.code == ERR_NOTFOUND
+                            ? "draft-model: a start fetches it"
+                            : "",
+                        &fault);
+}
+
+static bool names_hub(const struct config *config) {
+    const char *draft = config->engine.draft_model;
+    return hub_is_name(config->engine.model_dir) || (draft && hub_is_name(draft));
+}
+
+/* Finds the model: a path that is there, or a name of the hub; then the draft model. On failure
+ * prints the reason and returns the exit status. */
 static int find_model(const struct config *config, enum hub_use use, struct callbacks *callbacks) {
     const char *model = config->engine.model_dir;
     struct fault fault = {0};
     if (!hub_is_name(model))
-        return check_model_path(model, &fault) ? refuse_start("the model is refused", &fault) : 0;
-    if (!hub_find(model, use, callbacks->model, sizeof callbacks->model, &fault)) return 0;
+        return check_model_path(model, &fault) ? refuse_start("the model is refused", &fault)
+                                               : find_draft_model(config, use, callbacks);
+    if (!hub_find(model, use, callbacks->model, sizeof callbacks->model, &fault))
+        return find_draft_model(config, use, callbacks);
     if (config->inspect && fault.code == ERR_NOTFOUND) {
         struct fault why = {0};
         if (hub_list(model, stdout, &why)) fault = why;
@@ -402,7 +427,7 @@ static int run_daemon(struct config *config, int argc, char **argv) {
     if (answer_bytes) options.max_answer_bytes = (size_t)atoll(answer_bytes);
     const bool only_cached = config->check_config || config->inspect;
     const bool serves = !only_cached && !config->quantize_to;
-    if ((!serves || !hub_is_name(config->engine.model_dir)) &&
+    if ((!serves || !names_hub(config)) &&
         (status = find_model(config, only_cached ? HUB_CACHED : HUB_SERVE, &callbacks)) != 0)
         return status;
     if (server_open(&options, &callbacks.server, &fault))
@@ -415,7 +440,7 @@ static int run_daemon(struct config *config, int argc, char **argv) {
         status = save_rounded(config, &callbacks);
     else if (server_bind(callbacks.server, &fault))
         status = report_fault("cannot serve", &fault);
-    else if (!hub_is_name(config->engine.model_dir) ||
+    else if (!names_hub(config) ||
              (status = find_model(config, HUB_SERVE, &callbacks)) == 0)
         status = serve_model(config, callbacks.server, &callbacks);
     server_close(callbacks.server); /* serve_model may have closed it already */

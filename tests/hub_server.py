@@ -110,6 +110,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 return self.refuse(404, "RevisionNotFound", "Invalid rev id")
             return self.answer(200, json.dumps({"id": name, "sha": sha, "siblings": [{"rfilename": p} for p in repository.files]}).encode())
         if api and words[2] == "tree":
+            if words[3] not in repository.commits:
+                return self.refuse(404, "RevisionNotFound", "Invalid rev id")
             return self.tree(hub, repository, query)
         sha, path = repository.commits.get(words[3]), "/".join(words[4:])
         if words[2] != "resolve" or sha is None or path not in repository.files:

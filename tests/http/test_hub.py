@@ -1,5 +1,6 @@
 """keepd pull and --model hf:..., beside a server that speaks the hub's API (tests/hub_server.py)."""
 import fcntl
+import json
 import os
 import pathlib
 import random
@@ -10,6 +11,7 @@ import sys
 import time
 
 import pytest
+import requests
 from conftest import BINARY, FAKE, ROOT, find_built
 
 sys.path.insert(0, str(ROOT / "tests"))
@@ -26,6 +28,8 @@ PARTS = {"config.json": b"{}", "tokenizer.json": b"{ }", "tokenizer_config.json"
          "model.safetensors.index.json": b'{"weight_map": {"a": "w-1.safetensors", "b": "w-1.safetensors", "c": "w-2.safetensors"}}',
          "w-1.safetensors": noise(6000, 6), "w-2.safetensors": noise(7000, 7), "w-3.safetensors": noise(7000, 8),
          "pytorch_model.bin": noise(9000, 9), "onnx/model.onnx": noise(9000, 10)}
+WHOLE = {"config.json": b"{}", "model.safetensors": noise(6000, 6), "tokenizer.json": b"{ }", "tokenizer_config.json": b"{  }"}
+NANO = ROOT / "bundled/keepd-nano"
 
 
 @pytest.fixture
@@ -63,8 +67,8 @@ class Puller:
     def folder(self, repo="org/gguf"):
         return self.home / "hf/hub" / ("models--" + repo.replace("/", "--"))
 
-    def start(self, *words, env=None):
-        return subprocess.Popen([BINARY, *words], env={**self.env, **(env or {})}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def start(self, *words, env=None, binary=BINARY):
+        return subprocess.Popen([binary, *words], env={**self.env, **(env or {})}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.fixture
@@ -144,6 +148,17 @@ def test_a_default_that_does_not_fit_is_not_fetched(puller, hub):
     assert "needs 0.33 GB of memory, and 0.00 GB are available here: name what is to be fetched" in text
     assert text.count("does not fit") == 2 and not hub.gets("/resolve/")
     assert puller.pull("org/gguf:Q4_K_M", env={"KEEPD_TEST_MEMORY": "1000000"}).name == "b-Q4_K_M.gguf"  # named: fetched, with a warning
+
+
+def test_a_directory_in_parts_that_does_not_fit_is_said_before_it_is_fetched(puller, hub):
+    """Its size is known when the index is here."""
+    room = 331_350_016  # of the cache and the process
+    r = puller.run("pull", "org/parts", env={"KEEPD_TEST_MEMORY": str(room + 13_000)})
+    assert r.returncode == 0 and "are available here" not in r.stderr, r.stderr
+    hub.repositories["org/parts"].files["w-1.safetensors"] = noise(6001, 6)
+    hub.repositories["org/parts"].commit("main")
+    r = puller.run("pull", "org/parts", env={"KEEPD_TEST_MEMORY": str(room + 13_000)})
+    assert r.returncode == 0 and r.stderr.count("org/parts needs 0.33 GB of memory, and 0.33 GB are available here") == 1, r.stderr
 
 
 def test_revisions(puller, hub):
@@ -335,17 +350,31 @@ def test_where_redirects_may_lead(puller, hub):
     assert "too many redirects" in puller.fails("a/a", 1)
 
 
-@pytest.mark.parametrize("endpoint", ["http://192.0.2.1", "http://hub.example", "ftp://127.0.0.1", "hub", "https://u:p@hub.example"])
+@pytest.mark.parametrize("endpoint", ["http://192.0.2.1", "http://hub.example", "ftp://127.0.0.1", "hub", "https://u:p@hub.example",
+                                      "https://user:secret@127.0.0.1:9", "http://user:secret@127.0.0.1:9", "https://:secret@127.0.0.1:9",
+                                      "https://user@127.0.0.1:9", "https://user:secret@hub example"])
 def test_endpoints_that_are_none(puller, endpoint):
     text = puller.fails("org/gguf:Q8_0", 78, env={"HF_ENDPOINT": endpoint})
     assert "http is accepted for this machine alone" in text or "expected https://HOST" in text
+    assert "secret" not in text
+
+
+def test_redirects_with_a_user_are_refused(puller, hub):
+    """An address that carries a password is not asked, and the password is not shown."""
+    for user in ("u", "user", "user:secret", ":secret"):
+        hub.far_url = f"http://{user}@127.0.0.1:{hub.far.server_address[1]}"
+        text = puller.fails("org/gguf:Q8_0", 78)
+        assert "the hub points to an address with a user or a password" in text and "secret" not in text, text
+    assert not hub.gets("/blobs/")
 
 
 @pytest.mark.parametrize("item", [
     {"type": "file", "path": "../x.gguf", "oid": "0" * 40, "size": 1}, {"type": "file", "path": "/x", "oid": "0" * 40, "size": 1},
     {"type": "file", "path": "a/../../x", "oid": "0" * 40, "size": 1}, {"type": "file", "path": "x", "oid": "../" + "0" * 37, "size": 1},
     {"type": "file", "path": "x", "oid": "0" * 40, "size": -1}, {"type": "file", "path": "x\n", "oid": "0" * 40, "size": 1},
-    {"type": "file", "path": "x", "size": 1}, {"type": "file", "path": 7, "oid": "0" * 40, "size": 1}])
+    {"type": "file", "path": "x", "size": 1}, {"type": "file", "path": 7, "oid": "0" * 40, "size": 1},
+    {"type": "file", "path": "x", "oid": "0" * 40, "size": 2**44 + 1}, {"type": "file", "path": "x", "oid": "0" * 40, "size": 2**62 - 1},
+    {"type": "file", "path": "x", "oid": "0" * 40, "size": 1, "lfs": {"oid": "0" * 64, "size": 2**62 - 1}}])
 def test_lists_that_a_hub_does_not_send(puller, hub, item):
     hub.extra_items = [item]
     assert puller.fails("org/gguf:Q8_0", 78) and not puller.folder().exists()
@@ -416,6 +445,174 @@ def test_a_download_that_was_stopped_goes_on(puller, hub):
     hub.cuts = []
     assert puller.pull("org/gguf:Q8_0").read_bytes() == GGUF["m-Q8_0.gguf"]
     assert hub.gets("/blobs/")[-1][3]["Range"] == "bytes=200000-"
+
+
+# --- directories that are here in part ---
+
+@pytest.fixture
+def torn(puller, hub):
+    """A commit of a directory whose fetch failed at the file that comes last."""
+    repository = hub.repositories["org/whole"] = Repository(WHOLE)
+    repository.sent["tokenizer_config.json"] = b"{!!}"
+    name = f"hf:org/whole@{repository.commits['main']}"
+    assert "tokenizer_config.json: what arrived has" in puller.fails(name, 1)
+    snapshot, = puller.folder("org/whole").glob("snapshots/*")
+    assert sorted(p.name for p in snapshot.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+    repository.sent = {}
+    return name, snapshot
+
+
+@without_a_model
+def test_a_commit_that_is_here_in_part_is_fetched(puller, hub, torn):
+    name, snapshot = torn
+    count = len(hub.requests)
+    line, _ = ready(puller.start(name, "--port", "0"))
+    assert line.startswith("keepd ready") and len(hub.requests) > count
+    assert (snapshot / "tokenizer_config.json").read_bytes() == WHOLE["tokenizer_config.json"]
+    count = len(hub.requests)
+    line, _ = ready(puller.start(name, "--port", "0"))
+    assert line.startswith("keepd ready") and len(hub.requests) == count
+
+
+def test_a_directory_that_lost_a_file_is_fetched(puller, hub):
+    path = puller.pull("org/parts")
+    (path / "chat_template.jinja").unlink()
+    assert "does not hold chat_template.jinja of hf:org/parts" in puller.fails("org/parts", 78, env={"HF_HUB_OFFLINE": "1"})
+    assert puller.run("hf:org/parts", "--check-config").returncode == 78
+    assert puller.pull("org/parts") == path and (path / "chat_template.jinja").exists()
+    assert puller.pull("org/parts", env={"HF_HUB_OFFLINE": "1"}) == path
+
+
+def test_offline_says_which_file_is_missing(puller, hub, torn):
+    name, _ = torn
+    for words in ((name, "--port", "0"), (name, "--check-config"), ("pull", name)):
+        r = puller.run(*words, env={"HF_HUB_OFFLINE": "1"})
+        assert r.returncode == 78 and f"does not hold tokenizer_config.json of {name}" in r.stderr, r.stderr
+
+
+def of_others(puller, hub, *lacks):
+    """A directory as another program has fetched it: the branch is noted, and which files there are is not."""
+    repository = hub.repositories["org/whole"] = Repository(WHOLE)
+    snapshot = puller.folder("org/whole") / "snapshots" / repository.commits["main"]
+    snapshot.mkdir(parents=True)
+    (puller.folder("org/whole") / "refs").mkdir()
+    (puller.folder("org/whole") / "refs/main").write_text(repository.commits["main"])
+    (puller.folder("org/whole") / "blobs").mkdir()
+    for name, data in WHOLE.items():
+        if name not in lacks:
+            (puller.folder("org/whole") / "blobs" / oid_of(data)).write_bytes(data)
+            (snapshot / name).symlink_to(f"../../blobs/{oid_of(data)}")
+    return snapshot
+
+
+@without_a_model
+def test_what_others_fetched_in_part_is_completed(puller, hub):
+    """The hub is asked about the commit that is here, not for a newer one."""
+    snapshot = of_others(puller, hub, "tokenizer_config.json")
+    old = hub.repositories["org/whole"].commits["main"]
+    hub.repositories["org/whole"].commits["main"] = "f" * 40
+    line, _ = ready(puller.start("hf:org/whole", "--port", "0"))
+    assert line.startswith("keepd ready") and (snapshot / "tokenizer_config.json").read_bytes() == WHOLE["tokenizer_config.json"]
+    assert (puller.folder("org/whole") / "refs/main").read_text() == old and len(hub.gets("/resolve/")) == 1
+    count = len(hub.requests)
+    line, _ = ready(puller.start("hf:org/whole", "--port", "0", env={"HF_ENDPOINT": "http://127.0.0.1:9"}))
+    assert line.startswith("keepd ready") and len(hub.requests) == count
+
+
+@without_a_model
+def test_what_others_fetched_is_served_offline_with_a_warning(puller, hub):
+    of_others(puller, hub)
+    r = puller.run("hf:org/whole", "--port", "0", env={"HF_ENDPOINT": "http://127.0.0.1:9"})
+    assert r.returncode == 1 and "the hub cannot be reached" in r.stderr and "HF_HUB_OFFLINE=1 serves what the cache has" in r.stderr
+    line, errors = ready(puller.start("hf:org/whole", "--port", "0", env={"HF_HUB_OFFLINE": "1"}))
+    assert line.startswith("keepd ready") and "whether the cache has all files of hf:org/whole is not known" in errors
+    assert not hub.requests
+
+
+@without_a_model
+def test_a_list_that_cannot_be_written(puller, hub):
+    """What is here is served, and the next start asks again."""
+    of_others(puller, hub)
+    (puller.folder("org/whole") / ".keepd").write_text("a file")
+    for _ in range(2):
+        count = len(hub.requests)
+        line, errors = ready(puller.start("hf:org/whole", "--port", "0"))
+        assert line.startswith("keepd ready") and len(hub.requests) > count and ".keepd" in errors
+
+
+@without_a_model
+@pytest.mark.parametrize("text", [b"", b"x", b"6000 model.safetensors", b"-1 config.json\n", b"1 ../x\n", b"99999999999999999999 x\n", b"1  \0\n"])
+def test_a_list_that_is_none(puller, hub, text):
+    of_others(puller, hub, "tokenizer_config.json")
+    note = puller.folder("org/whole") / ".keepd" / hub.repositories["org/whole"].commits["main"]
+    note.parent.mkdir()
+    note.write_bytes(text)
+    puller.pull("org/whole", env={"HF_HUB_OFFLINE": "1"})
+    line, _ = ready(puller.start("hf:org/whole", "--port", "0"))
+    assert line.startswith("keepd ready") and hub.gets("/resolve/") and note.read_text() == "".join(
+        f"{len(data)} {name}\n" for name, data in sorted(WHOLE.items()))
+
+
+@without_a_model
+def test_a_commit_that_the_hub_no_longer_has(puller, hub):
+    """What another program fetched cannot be checked then: the branch's newest commit is fetched."""
+    snapshot = of_others(puller, hub)
+    repository = hub.repositories["org/whole"]
+    del repository.commits[snapshot.name]
+    repository.files["tokenizer_config.json"] = b"{   }"
+    new = repository.commit("main")
+    line, _ = ready(puller.start("hf:org/whole", "--port", "0"))
+    assert line.startswith("keepd ready") and (puller.folder("org/whole") / "refs/main").read_text() == new
+    assert (snapshot.parent / new / "tokenizer_config.json").read_bytes() == b"{   }"
+
+
+# --- with a model ---
+
+@pytest.fixture
+def nano(puller, hub):
+    """The bundled model in the hub, and the program that serves it."""
+    binary = find_built("server/keepd") if FAKE else BINARY
+    if binary is None or not binary.exists():
+        pytest.skip("skip: keepd is not built")
+    files = {p.name: p.read_bytes() for p in NANO.iterdir() if p.suffix in (".json", ".jinja", ".safetensors")}
+    hub.repositories["org/nano"] = Repository(files)
+
+    def server_info(*words):
+        process = puller.start(*words, "--port", "0", binary=binary)
+        line = process.stdout.readline()
+        try:
+            assert line.startswith("keepd ready at "), process.communicate(timeout=60)[1]
+            return requests.get(line.split()[3] + "/server_info", timeout=60).json()
+        finally:
+            process.terminate()
+            process.communicate(timeout=60)
+    return hub.repositories["org/nano"], server_info
+
+
+@pytest.mark.parametrize("folder, dense, pooling", [("1_Pooling", False, "mean"), ("1_Pooling", True, "none"), ("sets/own", False, "mean"), (None, False, "mean")])
+def test_how_vectors_are_made_is_fetched(nano, folder, dense, pooling):
+    """modules.json names the folder of the settings; without it the folder is 1_Pooling."""
+    repository, server_info = nano
+    modules = [("", "Transformer"), (folder, "Pooling")] + [("2_Dense", "Dense")] * dense
+    if folder:
+        repository.files["modules.json"] = json.dumps([{"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
+                                                       for i, (path, name) in enumerate(modules)]).encode()
+    repository.files[f"{folder or '1_Pooling'}/config.json"] = json.dumps({"word_embedding_dimension": 128, "pooling_mode_mean_tokens": True}).encode()
+    repository.commit("main")
+    assert server_info("hf:org/nano")["pooling"] == pooling
+
+
+def test_a_draft_model_by_name(nano, puller):
+    _, server_info = nano
+    words = ("--model", str(NANO), "--draft-model", "hf:org/nano", "--draft-tokens", "128", "--max-num-seqs", "2")
+    r = puller.run(*words, "--check-config")
+    assert r.returncode == 78 and "keepd: draft-model: a start fetches it: draft-model: hf:org/nano is not in the cache" in r.stderr, r.stderr
+    info = server_info(*words)
+    assert info["draft_tokens"] == 128 and (puller.folder("org/nano") / "refs/main").exists()
+    r = puller.run(*words, "--check-config")
+    assert r.returncode == 0, r.stderr
+    r = puller.run("--model", str(NANO), "--draft-model", "hf:org/none", "--port", "0")
+    assert r.returncode == 78 and "keepd: draft-model: the hub has no org/none" in r.stderr, r.stderr
 
 
 # --- other programs ---

@@ -168,6 +168,18 @@ Test(hub_name, directories) {
     hub_tree_close(&tree);
 }
 
+/* The settings of vectors: modules.json may name any folder. */
+Test(hub_name, modules) {
+    make_tree("config.json 1 model.safetensors 100 1_Pooling/config.json 1 2_Dense/config.json 1");
+    cr_expect_str_eq(chosen(""), "directory");
+    cr_expect_eq(wanted_count(), 3);
+    make_tree("config.json 1 model.safetensors 100 1_Pooling/config.json 1 2_Dense/config.json 1 "
+              "modules.json 1 2_Dense/model.safetensors 50 a/b/config.json 1 a/xconfig.json 1");
+    cr_expect_str_eq(chosen(""), "directory");
+    cr_expect_eq(wanted_count(), 6);
+    hub_tree_close(&tree);
+}
+
 Test(hub_name, shards_by_the_index) {
     static const char index[] =
         "{\"weight_map\": {\"a\": \"2.safetensors\", \"b\": \"1.safetensors\","
@@ -206,6 +218,28 @@ Test(hub_name, lists_of_files) {
     cr_expect_eq(tree.files[1].size, 9000000000);
     cr_expect_eq(strlen(tree.files[1].oid), 64);
     cr_expect_eq(hub_tree_read(&tree, "{}", 2, &fault), ERR_MALFORMED);
+    hub_tree_close(&tree);
+}
+
+/* Sizes are the hub's word: those that no file has are refused, and sums of the others fit. */
+Test(hub_name, sizes_that_no_file_has) {
+    static const char *const sizes[] = {"17592186044417", "4611686018427387903",
+                                        "9223372036854775807", "1e300", "-1"};
+    struct hub_model models[HUB_MODELS_MAX];
+    struct fault fault = {0};
+    char list[200];
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        snprintf(list, sizeof list,
+                 "[{\"type\":\"file\",\"oid\":\"" OID "\",\"size\":%s,\"path\":\"a.gguf\"}]",
+                 sizes[i]);
+        cr_expect_neq(hub_tree_read(&tree, list, strlen(list), &fault), 0, "%s", sizes[i]);
+    }
+    cr_expect_eq(tree.count, 0);
+    cr_expect_eq(hub_tree_add(&tree, "a", INT64_MAX, OID, &fault), ERR_MALFORMED);
+    make_tree("m-00001-of-00002.gguf 17592186044416 m-00002-of-00002.gguf 17592186044416");
+    cr_assert_eq(hub_models(&tree, models), 1);
+    cr_expect_eq(models[0].bytes, 35184372088832);
+    cr_expect_gt(hub_need(models[0].bytes), models[0].bytes);
     hub_tree_close(&tree);
 }
 
