@@ -578,7 +578,7 @@ def nano(puller, hub):
     hub.repositories["org/nano"] = Repository(files)
 
     def server_info(*words):
-        process = puller.start(*words, "--port", "0", binary=binary)
+        process = puller.start(*words, "--port", "0", "--threads", "1", binary=binary)
         line = process.stdout.readline()
         try:
             assert line.startswith("keepd ready at "), process.communicate(timeout=60)[1]
