@@ -38,7 +38,7 @@ struct hub {
     char commit[HUB_COMMIT_SIZE];
     struct hub_tree tree;
     struct hub_choice choice;
-    bool unlisted;              /* the cache has a directory, and nothing says which files it needs */
+    bool unlisted; /* the cache has a directory, and nothing says which files it needs */
     char missing[HUB_PATH_MAX]; /* a file that the cache lacks of a directory; "": unknown */
     struct progress progress;
     int64_t done, total; /* bytes of those that had to be fetched */

@@ -23,7 +23,7 @@
 #define TOKEN_MAX      512
 /* A list has at most HUB_FILES_MAX lines. */
 #define LISTING_BYTES_MAX ((size_t)HUB_FILES_MAX * (HUB_PATH_MAX + 24))
-#define LOCK_POLL_US   200000
+#define LOCK_POLL_US      200000
 
 /* ---- Environment ---- */
 

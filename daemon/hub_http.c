@@ -71,7 +71,8 @@ static bool origin_of(const struct libcurl *curl, const char *address, struct or
                       copy_part(curl, url, CURLUPART_SCHEME, out->scheme, sizeof out->scheme) &&
                       copy_part(curl, url, CURLUPART_HOST, out->host, sizeof out->host) &&
                       copy_part(curl, url, CURLUPART_PORT, out->port, sizeof out->port) &&
-                      !has_part(curl, url, CURLUPART_USER) && !has_part(curl, url, CURLUPART_PASSWORD);
+                      !has_part(curl, url, CURLUPART_USER) &&
+                      !has_part(curl, url, CURLUPART_PASSWORD);
     if (url) curl->url_cleanup(url);
     out->here = is_loopback(out->host);
     return good;

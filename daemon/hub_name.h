@@ -37,7 +37,7 @@ void hub_name_write(const struct hub_name *name, char *out, size_t size);
 #define HUB_SIZE_MAX  ((int64_t)1 << 44) /* of a file: 16 TiB */
 
 struct hub_file {
-    char *path; /* relative, checked: no `..`, no empty part, no control character */
+    char *path;   /* relative, checked: no `..`, no empty part, no control character */
     int64_t size; /* 0 to HUB_SIZE_MAX */
     char oid[65]; /* the blob's name: SHA-256, or git's SHA-1; "" in a folder of the cache */
     bool wanted;

@@ -39,7 +39,7 @@ struct callbacks {
     struct server *server;
     struct bench *bench; /* set for `keepd bench` and `keepd fit`, which have no server */
     char gates_cache[4096];
-    char model[4096]; /* path of a model that was named by its place in the hub; "" = none */
+    char model[4096];       /* path of a model that was named by its place in the hub; "" = none */
     char draft_model[4096]; /* the same of the draft model */
 };
 
@@ -231,10 +231,9 @@ static int find_draft_model(const struct config *config, enum hub_use use,
     if (!hub_find(draft, use, callbacks->draft_model, sizeof callbacks->draft_model, &fault))
         return 0;
     if (strcmp(fault.field, "model") == 0) strcpy(fault.field, "draft-model");
-    return report_fault(use == HUB_CACHED && fault.code == ERR_NOTFOUND
-                            ? "draft-model: a start fetches it"
-                            : "",
-                        &fault);
+    return report_fault(
+        use == HUB_CACHED && fault.code == ERR_NOTFOUND ? "draft-model: a start fetches it" : "",
+        &fault);
 }
 
 static bool names_hub(const struct config *config) {
@@ -440,8 +439,7 @@ static int run_daemon(struct config *config, int argc, char **argv) {
         status = save_rounded(config, &callbacks);
     else if (server_bind(callbacks.server, &fault))
         status = report_fault("cannot serve", &fault);
-    else if (!names_hub(config) ||
-             (status = find_model(config, HUB_SERVE, &callbacks)) == 0)
+    else if (!names_hub(config) || (status = find_model(config, HUB_SERVE, &callbacks)) == 0)
         status = serve_model(config, callbacks.server, &callbacks);
     server_close(callbacks.server); /* serve_model may have closed it already */
     return status;
