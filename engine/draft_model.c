@@ -180,6 +180,7 @@ struct drafter_options draft_model_options(const struct engine *e, const struct 
         .vocab = model_config(replica->draft_model)->vocab,
         .texts = e->draft.texts,
         .places = e->draft.places,
+        .read_after = DRAFTER_READ_AFTER,
         .weight = (double)model_weight_bytes(replica->draft_model) /
                   (double)model_weight_bytes(replica->model),
     };

@@ -25,16 +25,20 @@
 #define DRAFTER_ASKED        32  /* the most texts in one of its steps */
 #define DRAFTER_PLACES_LEAST 128 /* room for the sinks, a reading, and two drafts */
 
+#define DRAFTER_READ_AFTER 20 /* many answers are shorter, and would only pay for the reading */
+
 struct drafter_options {
     struct kern *kern; /* with an open cache of `texts` slots; NULL: there is no draft model */
     void *model;
     int (*model_step)(void *model, const struct kern_batch *batch, const int32_t *want,
                       int want_count, const float **logits);
-    int vocab;     /* numbers of a row of its logits */
-    int texts;     /* most texts at once */
-    int places;    /* tokens of a text, at least DRAFTER_PLACES_LEAST */
-    double weight; /* bytes of its weights over those of the model whose answers it guesses: the
-                      supposed cost of a step while none was measured */
+    int vocab;      /* numbers of a row of its logits */
+    int texts;      /* most texts at once */
+    int places;     /* tokens of a text, at least DRAFTER_PLACES_LEAST */
+    int read_after; /* tokens that an answer has before its text is read, such as DRAFTER_READ_AFTER
+                     */
+    double weight;  /* bytes of its weights over those of the model whose answers it guesses: the
+                       supposed cost of a step while none was measured */
 };
 
 /* The part of a sequence's tokens that the draft model remembers. */

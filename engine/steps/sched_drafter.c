@@ -8,7 +8,7 @@
  * token, and by the measured times of both models' steps. A token is drawn as the sequence itself
  * draws it, with the same number of the same random sequence, so that models that agree draw alike.
  *
- * Before its first guess it reads the text, once the answer has DRAFTER_READ_AFTER tokens. That
+ * Before its first guess it reads the text, once the answer has `read_after` tokens. That
  * costs no prompt any time; it is worth about DRAFTER_READ_STEPS steps of an answer that has just
  * begun, and more of a longer one, which will probably go on for longer. So of a long text the last
  * tokens are read alone, in parts, one part before a step.
@@ -23,7 +23,6 @@
 #define DRAFTER_READ_STEPS 2    /* steps whose time a reading may take at first */
 #define DRAFTER_READ_PART  0.06 /* later: part of the steps of the answer so far */
 #define DRAFTER_READ_LEAST 24   /* least tokens to read, and least that an answer may still have */
-#define DRAFTER_READ_AFTER 20   /* tokens of an answer: many end sooner, and would only pay */
 #define DRAFTER_READ_ROWS  64   /* most tokens that are read in one step */
 #define DRAFTER_REREAD     4    /* a text so many times as long as the known one is read anew */
 #define DRAFTER_CATCH_UP   16   /* most tokens that are read together with the first guess */
@@ -76,7 +75,7 @@ static bool is_worth_reading(const struct sched *sched, const struct sequence *s
     int32_t part = rows < DRAFTER_READ_ROWS ? rows : DRAFTER_READ_ROWS;
     double most = outputs * DRAFTER_READ_PART;
     if (most < DRAFTER_READ_STEPS) most = DRAFTER_READ_STEPS;
-    return outputs >= DRAFTER_READ_AFTER &&
+    return outputs >= sched->drafter.options.read_after &&
            seq->job->request.max_tokens - outputs >= DRAFTER_READ_LEAST &&
            drafter_cost(sched, part, streams) * rows / part <= most;
 }

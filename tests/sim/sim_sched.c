@@ -349,6 +349,7 @@ static void storm(struct chain *chains, uint64_t seed) {
     if (below(&r, 2)) {
         options.draft_texts = 1 + below(&r, options.sequences);
         options.draft_places = DRAFTER_PLACES_LEAST + below(&r, 200);
+        options.draft_after = 1; /* the answers are short */
         options.draft_wrong = below(&r, 40);
         options.draft_fails = below(&r, 4);
     }
@@ -386,6 +387,7 @@ static void replay_alone(const struct chain *seen, int index, uint64_t seed) {
     options.drafts = DRAFT_MAX;
     options.conversations = 2;
     options.draft_texts = seed % 2 == 0 ? CHOICES : 0;
+    options.draft_after = 1;
     options.draft_wrong = 20;
     options.rows = 3 + (int)(seed % 200);
     if (options.rows <= CHOICES) options.rows = CHOICES + 1;

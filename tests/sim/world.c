@@ -375,6 +375,8 @@ static struct drafter_options draft_options(struct world *w) {
                                     .vocab = draft_vocab(w),
                                     .texts = w->options.draft_texts,
                                     .places = w->options.draft_places,
+                                    .read_after = w->options.draft_after ? w->options.draft_after
+                                                                         : DRAFTER_READ_AFTER,
                                     .weight = 0.05};
 }
 

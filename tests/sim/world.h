@@ -37,6 +37,7 @@ struct world_options {
     /* A draft model, which is the same model over a cache of its own. */
     int draft_texts;  /* most texts at once; 0: there is no draft model */
     int draft_places; /* tokens of a text; 0 = WORLD_POSITIONS */
+    int draft_after;  /* tokens of an answer before its text is read; 0 = DRAFTER_READ_AFTER */
     int draft_wrong;  /* logits of a hundred that are others than the model's */
     int draft_extra;  /* tokens that only the draft model has, and finds the likeliest */
     int draft_fails;  /* steps, and cuts of its texts, of a hundred that fail */
