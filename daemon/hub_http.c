@@ -195,7 +195,8 @@ static bool is_redirect(long status) {
     return status == 301 || status == 302 || status == 303 || status == 307 || status == 308;
 }
 
-/* What may be a password is not shown. */
+/* Refuses an address that names a user or is not https, and shows nothing that may be a password.
+ */
 static int refuse_address(const char *url, struct fault *fault) {
     const char *host = strstr(url, "://") ? strstr(url, "://") + 3 : url;
     if (memchr(host, '@', strcspn(host, "/?#")))

@@ -34,7 +34,7 @@ void hub_name_write(const struct hub_name *name, char *out, size_t size);
 
 #define HUB_FILES_MAX 20000
 #define HUB_PATH_MAX  512
-#define HUB_SIZE_MAX  ((int64_t)1 << 44) /* of a file: 16 TiB */
+#define HUB_SIZE_MAX  ((int64_t)1 << 44) /* bytes of a file: 16 TiB */
 
 struct hub_file {
     char *path;   /* relative, checked: no `..`, no empty part, no control character */

@@ -151,8 +151,8 @@ def test_a_default_that_does_not_fit_is_not_fetched(puller, hub):
 
 
 def test_a_directory_in_parts_that_does_not_fit_is_said_before_it_is_fetched(puller, hub):
-    """Its size is known when the index is here."""
-    room = 331_350_016  # of the cache and the process
+    """The directory's size is known when the index is here."""
+    room = 331_350_016  # bytes for the cache and the process
     r = puller.run("pull", "org/parts", env={"KEEPD_TEST_MEMORY": str(room + 13_000)})
     assert r.returncode == 0 and "are available here" not in r.stderr, r.stderr
     hub.repositories["org/parts"].files["w-1.safetensors"] = noise(6001, 6)
@@ -531,7 +531,7 @@ def test_what_others_fetched_is_served_offline_with_a_warning(puller, hub):
 
 @without_a_model
 def test_a_list_that_cannot_be_written(puller, hub):
-    """What is here is served, and the next start asks again."""
+    """The files that are here are served, and the next start asks again."""
     of_others(puller, hub)
     (puller.folder("org/whole") / ".keepd").write_text("a file")
     for _ in range(2):
@@ -555,7 +555,7 @@ def test_a_list_that_is_none(puller, hub, text):
 
 @without_a_model
 def test_a_commit_that_the_hub_no_longer_has(puller, hub):
-    """What another program fetched cannot be checked then: the branch's newest commit is fetched."""
+    """Files of another program cannot be checked then, so the branch's newest commit is fetched."""
     snapshot = of_others(puller, hub)
     repository = hub.repositories["org/whole"]
     del repository.commits[snapshot.name]
