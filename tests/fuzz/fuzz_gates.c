@@ -25,7 +25,8 @@ static void check_layers(struct gates *gates) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    static const struct gates_shape shapes[] = {{2, 2, 4}, {1, 1, 1}, {6, 4, 256}, {3, 2, 64}};
+    static const struct gates_shape shapes[] = {
+        {2, 2, 4, NULL}, {1, 1, 1, NULL}, {6, 4, 256, NULL}, {3, 2, 64, NULL}};
     if (!size) return 0;
     struct gates gates;
     struct fault fault = {0};
