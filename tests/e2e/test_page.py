@@ -283,11 +283,12 @@ def test_an_answer_in_progress_is_left(visit):
 
 def entries_now(events):
     """The map's titles: the newest report, and one entry more in every head for each token after it. The last
-    token is in no head yet."""
+    token is in no head yet. A report may be ahead of the tokens that have arrived."""
     held = [e["kv_progress"] for e in events if "kv_progress" in e][-1]
     total = [e["prompt_progress"]["total"] for e in events if "prompt_progress" in e][-1]
     tokens = sum(len(c["logprobs"]["content"]) for e in events for c in e.get("choices", []) if c.get("logprobs"))
-    return titles([[length + total + tokens - 1 - held["seen_tokens"] for length in layer] for layer in held["lengths"]])
+    later = max(0, total + tokens - 1 - held["seen_tokens"])
+    return titles([[length + later for length in layer] for layer in held["lengths"]])
 
 
 def titles(lengths):
