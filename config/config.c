@@ -33,7 +33,7 @@ const struct option config_options[] = {
      "weights), or a GGUF file, the first of a split one. Or hf:OWNER/NAME:QUANTISATION, a model of "
      "the Hugging Face Hub, which is fetched into its cache where it is not there (keepd pull). "
      "Required."},
-    {"served-model-name", TEXT, AT(server.names), 1, 0, NULL, "NAME", 0,
+    {"served-model-name", TEXT, AT(model.names), 1, 0, NULL, "NAME", 0,
      "Model name used by the API. Further accepted names may follow, separated by commas. "
      "Default: the name of the model directory or file, or what follows hf:."},
     {"gates", TEXT, AT(engine.gates), 0, 0, NULL, "FILE", 0,
@@ -116,7 +116,7 @@ const struct option config_options[] = {
     {"reasoning-parser", ENUM, AT(reasoning_parser), 0, 0, "auto", "auto|none", 0,
      "auto: text between <think> tags is returned as reasoning_content. none: answers are "
      "returned unchanged."},
-    {"tool-call-parser", CHOICE, AT(server.tool_call_parser), 0, 0, "auto",
+    {"tool-call-parser", CHOICE, AT(model.tool_call_parser), 0, 0, "auto",
      "auto|hermes|llama3|mistral|qwen3_coder|seed_oss|glm45|glm47|minimax_m2|"
      "deepseek_v3|deepseek_v31|deepseek_v32|kimi_k2|granite|command|functionary|harmony|none", 0,
      "Format of the model's tool calls, as in the API's page: JSON between tags (hermes: Qwen, "
@@ -189,7 +189,7 @@ const struct option config_options[] = {
     {"draft-tokens", INT, AT(engine.draft_tokens), 128, MANY, "1024", "N", 0,
      "Tokens that the draft model remembers of a text, at most. Its cache has room for as many "
      "texts as max-num-seqs, in an eighth of the free memory at most."},
-    {"default-max-tokens", INT, AT(server.default_max_tokens), 0, MANY, "1024", "N", 0,
+    {"default-max-tokens", INT, AT(model.default_max_tokens), 0, MANY, "1024", "N", 0,
      "Maximum answer length of a chat request that sets none. 0: up to the end of the context. "
      "/v1/completions uses 16, as OpenAI does."},
     {"temperature", NUM, AT(sampling.temperature), 0, 2, NULL, "X", 0,
@@ -205,7 +205,7 @@ const struct option config_options[] = {
     {"repetition-penalty", NUM, AT(sampling.repetition), 0, 1000, NULL, "X", 0,
      "Factor by which tokens that are there already become less likely; 1: none. Default: the "
      "model's, or 1."},
-    {"seed", INT, AT(server.seed), -1, INT64_MAX, "-1", "N", 0,
+    {"seed", INT, AT(model.seed), -1, INT64_MAX, "-1", "N", 0,
      "Seed of requests that give none, so that equal requests get equal answers. -1: a random "
      "seed for each of them."},
     {"max-queue", INT, AT(engine.max_queue), 1, 1048576, "1024", "N", 0,
@@ -868,7 +868,7 @@ static void name_model(struct config *config) {
     const char *path = real ? real : given;
     if (strncmp(given, "hf:", 3) == 0) {
         const char *rest = given + (strncmp(given, "hf://", 5) == 0 ? 5 : 3);
-        config->server.names = mem_must_strdup(rest);
+        config->model.names = mem_must_strdup(rest);
         return;
     }
     size_t end = strlen(path);
@@ -878,7 +878,7 @@ static void name_model(struct config *config) {
     if (end - start > 5 && !strncmp(path + end - 5, ".gguf", 5)) end -= 5;
     name = mem_must_alloc(end - start + 1, 1);
     memcpy(name, path + start, end - start);
-    config->server.names = name;
+    config->model.names = name;
     free(real);
 }
 
@@ -899,7 +899,7 @@ static int check_together(struct config *config, struct fault *fault) {
                          "max-num-batched-tokens %d is below max-num-seqs %d"
                          ": each running sequence needs one token per step",
                          config->engine.max_num_batched_tokens, config->engine.max_num_seqs);
-    if (!config->server.names) name_model(config);
+    if (!config->model.names) name_model(config);
     return 0;
 }
 

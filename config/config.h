@@ -23,7 +23,8 @@ enum config_fit { CONFIG_FIT_AUTO, CONFIG_FIT_NEVER };
 struct config {
     struct engine_options engine;    /* without `sampling`: see below */
     struct engine_sampling sampling; /* for engine.sampling */
-    struct server_options server;    /* names: by default the name of the model's directory */
+    struct server_model model;       /* names: by default the name of the model's directory */
+    struct server_options server;    /* without `model` */
     char *config_file;               /* --config */
     enum config_fit fit;
     enum log_level log_level;

@@ -370,7 +370,7 @@ static int check_start(const struct config *config, struct callbacks *callbacks)
     options.progress = NULL;
     options.gates_follow = may_fit(config, &options);
     int rc = engine_open(&options, &engine, &fault);
-    if (!rc) rc = oai_check_parser(found.tool_template, config->server.tool_call_parser, &fault);
+    if (!rc) rc = oai_check_parser(found.tool_template, config->model.tool_call_parser, &fault);
     mem_free(found.tool_template);
     if (rc) return refuse_start("the model is refused", &fault);
     if (options.gates_follow && strcmp(found.gates_from, "none") == 0)
@@ -421,7 +421,8 @@ static int run_daemon(struct config *config, int argc, char **argv) {
         signal(SIGHUP, SIG_IGN); /* until the event loop runs; a signal before that is lost */
     }
     options.arg = &reload;
-    options.split_reasoning = config->reasoning_parser == CONFIG_REASONING_AUTO;
+    config->model.split_reasoning = config->reasoning_parser == CONFIG_REASONING_AUTO;
+    options.model = &config->model;
     options.timeouts = timeouts_of(getenv("KEEPD_TEST_TIMEOUTS"));
     if (answer_bytes) options.max_answer_bytes = (size_t)atoll(answer_bytes);
     const bool only_cached = config->check_config || config->inspect;
@@ -485,7 +486,7 @@ static int measure_rates(const struct config *config, const struct bench_options
     } else {
         int rc = start_engine(engine, &fault);
         if (!rc)
-            rc = bench_run(callbacks.bench, engine, tests, config->server.names, stdout, &fault);
+            rc = bench_run(callbacks.bench, engine, tests, config->model.names, stdout, &fault);
         if (rc) status = report_fault("cannot measure", &fault);
         engine_close(engine);
     }

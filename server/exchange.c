@@ -69,6 +69,7 @@ struct exchange *exchange_open(struct server *server, struct conn *conn,
     struct exchange *ex = mem_try_alloc(1, sizeof *ex);
     if (!ex) return NULL;
     ex->server = server;
+    ex->model = &server->model;
     ex->conn = conn;
     ex->connection = connection;
     ex->refs = 1;
@@ -117,9 +118,9 @@ void exchange_unref(struct exchange *ex) {
     CHECK(ex->jobs_submitted == ex->jobs_finished);
     spans_send(ex);
     quota_leave(ex);
-    if (ex->places) engine_queue_leave(server->engine, ex->places);
+    if (ex->places) engine_queue_leave(ex->model->engine, ex->places);
     for (int i = 0; i < ex->job_count; i++) engine_job_close(&ex->jobs[i]);
-    engine_constraint_close(server->engine, ex->constraint);
+    engine_constraint_close(ex->model->engine, ex->constraint);
     mem_free(ex->jobs);
     mem_free(ex->progress);
     move_close(ex);
@@ -167,7 +168,7 @@ void exchange_fail(struct exchange *ex) {
     struct answer *answer = &ex->answer;
     answer->status = error->status;
     if (error->status == 503 || error->status == 429)
-        answer->retry_ms = stats_retry_ms(&ex->server->stats);
+        answer->retry_ms = stats_retry_ms(&ex->model->stats);
     buf_clear(&answer->body);
     if (ex->route && ex->route->kind && ex->route->kind->error)
         ex->route->kind->error(&answer->body, error, ex->request_id);
@@ -178,7 +179,7 @@ void exchange_fail(struct exchange *ex) {
 
 int exchange_refuse(struct exchange *ex) {
     bool busy = ex->error.status == 503 || ex->error.status == 429;
-    if (busy && ex->answer.status < 400) ex->server->stats.rejected[ex->reject]++;
+    if (busy && ex->answer.status < 400) ex->server->rejected[ex->reject]++;
     exchange_fail(ex);
     return -1;
 }
@@ -207,16 +208,15 @@ static void end_wait(struct exchange *ex) {
 }
 
 static void open_facts(struct exchange *ex) {
-    const struct server *server = ex->server;
     exchange_make_id(ex->id, sizeof ex->id, ex->request.kind->form->id_prefix);
     ex->facts = (struct oai_answer){
-        .engine = server->engine,
-        .rules = &server->rules,
+        .engine = ex->model->engine,
+        .rules = &ex->model->rules,
         .request = &ex->request,
         .jobs = ex->jobs,
         .job_count = ex->job_count,
         .id = ex->id,
-        .model = server->rules.names[0],
+        .model = ex->model->rules.names[0],
         .created = ex->created,
     };
 }
@@ -232,7 +232,7 @@ static void refuse_code(struct exchange *ex, int rc) {
  * least one place. */
 static int find_jobs_at_once(const struct exchange *ex) {
     const int64_t tokens = ex->server->ledger.stock[LEDGER_TOKENS].total / 4;
-    int64_t longest = 1, most = ex->server->rules.info->max_queue / 4;
+    int64_t longest = 1, most = ex->model->rules.info->max_queue / 4;
     if (!ex->request.sampling.pooling) return ex->job_count;
     for (int i = 0; i < ex->job_count; i++)
         if (ex->jobs[i].request.prompt_count > longest) longest = ex->jobs[i].request.prompt_count;
@@ -248,16 +248,16 @@ static void submit_more(struct exchange *ex) {
     struct server *server = ex->server;
     while (ex->submits && ex->jobs_submitted - ex->jobs_finished < ex->jobs_at_once) {
         const bool cut = ex->error.status || ex->cut || exchange_is_gone(ex);
-        if (!cut && !engine_queue_enter(server->engine, 1)) return;
-        int rc = cut ? 0 : engine_submit(server->engine, &ex->jobs[ex->jobs_submitted]);
+        if (!cut && !engine_queue_enter(ex->model->engine, 1)) return;
+        int rc = cut ? 0 : engine_submit(ex->model->engine, &ex->jobs[ex->jobs_submitted]);
         if (rc) {
-            engine_queue_leave(server->engine, 1);
+            engine_queue_leave(ex->model->engine, 1);
             refuse_code(ex, rc);
             exchange_cancel(ex);
         }
         if (!cut && !rc) {
             ex->jobs_submitted++;
-            stats_submitted(&server->stats, clock_ns());
+            stats_submitted(&ex->model->stats, clock_ns());
         }
         ex->submits = !cut && !rc && ex->jobs_submitted < ex->job_count;
         if (!ex->submits && --server->accepted == 0) server_all_submitted(server);
@@ -277,14 +277,14 @@ static void submit_jobs(struct exchange *ex) {
     }
     open_facts(ex);
     for (; ex->jobs_submitted < count; ex->jobs_submitted++) {
-        int rc = engine_submit(ex->server->engine, &ex->jobs[ex->jobs_submitted]);
+        int rc = engine_submit(ex->model->engine, &ex->jobs[ex->jobs_submitted]);
         if (rc) {
             refuse_code(ex, rc);
             break;
         }
         CHECK(ex->places > 0);
         ex->places--; /* the engine gives it back */
-        stats_submitted(&ex->server->stats, clock_ns());
+        stats_submitted(&ex->model->stats, clock_ns());
     }
     quota_settle(ex); /* the tokens are known now */
     if (!ex->error.status) {
@@ -355,7 +355,7 @@ void exchange_prepared(struct exchange *ex) {
     else
         submit_jobs(ex);
     if (ex->answer.status == 200) exchange_hold_text(ex);
-    if (ex->places) engine_queue_leave(server->engine, ex->places);
+    if (ex->places) engine_queue_leave(ex->model->engine, ex->places);
     ex->places = 0;
     if (!is_in_engine(ex)) quota_release(ex); /* the engine has nothing of it */
     if (accepted && !ex->submits && --server->accepted == 0) server_all_submitted(server);
@@ -368,7 +368,7 @@ void exchange_prepared(struct exchange *ex) {
 /* The tree of a body is many times its size. One that is larger than those of usual requests shares
  * the memory of bodies until it is freed, with the body. */
 static bool hold_tree(struct exchange *ex) {
-    size_t most = oai_json_nodes(&ex->server->rules); /* more are refused while they are read */
+    size_t most = oai_json_nodes(&ex->model->rules); /* more are refused while they are read */
     size_t values = ex->values < most ? ex->values : most;
     return values <= OAI_JSON_VALUES || exchange_hold(ex, (values - OAI_JSON_VALUES) * VALUE_BYTES);
 }
@@ -429,7 +429,7 @@ void exchange_dispatch(struct exchange *ex) {
 void exchange_order(struct exchange *ex, enum engine_order_kind kind, uint64_t conversation) {
     ex->order.kind = kind;
     ex->order.id = conversation;
-    int rc = engine_conversation_order(ex->server->engine, &ex->order);
+    int rc = engine_conversation_order(ex->model->engine, &ex->order);
     if (rc) {
         if (rc == ERR_FULL)
             oai_refuse(&ex->error, 503, "overloaded", NULL,
@@ -501,7 +501,7 @@ static void poll_job(struct exchange *ex, int i, int64_t now_ns) {
     bool finished = engine_see_job(job, &count);
     if (count > progress->tokens_counted) {
         uint32_t fresh = count - progress->tokens_counted;
-        stats_tokens(&ex->server->stats, job, fresh, ex->received_ns, progress->last_token_ns,
+        stats_tokens(&ex->model->stats, job, fresh, ex->received_ns, progress->last_token_ns,
                      now_ns);
         ex->tokens_counted += fresh;
         progress->tokens_counted = count;
@@ -510,7 +510,7 @@ static void poll_job(struct exchange *ex, int i, int64_t now_ns) {
     if (!finished) return;
     progress->finished = true;
     ex->jobs_finished++;
-    stats_finished(&ex->server->stats, job, ex->received_ns);
+    stats_finished(&ex->model->stats, job, ex->received_ns);
     note_job_failure(ex, job);
 }
 

@@ -27,6 +27,7 @@
 #include "server/stats.h"
 
 struct conn;
+struct served_model;
 struct server;
 
 #define ID_BYTES         48  /* "chatcmpl-" and 32 digits */
@@ -138,6 +139,7 @@ struct exchange_client {
 
 struct exchange {
     struct server *server;
+    struct served_model *model;        /* whose engine works for it */
     struct conn *conn;                 /* NULL once libmicrohttpd has released it */
     struct MHD_Connection *connection; /* NULL at the same time as `conn` */
     struct exchange *next, *prev;      /* in server->jobs, while the engine works for it */

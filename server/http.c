@@ -35,9 +35,9 @@ static void set_client(struct exchange *ex) {
     } who = {0};
     memcpy(who.key, ex->client.key_id, sizeof who.key);
     bool local = !server->keys.count && !sock_peer_network(&ex->conn->peer, who.network);
-    sip_hash128(server->rules.info->space_key, &who, sizeof who, ex->client.owner);
+    sip_hash128(server->secret, &who, sizeof who, ex->client.owner);
     if (local) who.connection = ex->conn->number;
-    sip_hash128(server->rules.info->space_key, &who, sizeof who, ex->client.id);
+    sip_hash128(server->secret, &who, sizeof who, ex->client.id);
 }
 
 /* Returns the request's key. NULL: it has no accepted key. */
@@ -52,7 +52,7 @@ static struct key *find_key(struct exchange *ex) {
         text = request_header(ex, "x-api-key"); /* Anthropic's and llama.cpp's header */
     }
     if (!server->keys.count) text = ""; /* without keys all clients share one identity */
-    sip_hash128(server->rules.info->space_key, text, strlen(text), ex->client.key_id);
+    sip_hash128(server->secret, text, strlen(text), ex->client.key_id);
     set_client(ex);
     return keys_find(&server->keys, text);
 }

@@ -86,7 +86,7 @@ static bool take_place(struct server *server, const struct sock_peer *peer,
                        struct ledger_entry *entry) {
     uint8_t network[16], address[16];
     (void)sock_peer_network(peer, network);
-    sip_hash128(server->rules.info->space_key, network, sizeof network, address);
+    sip_hash128(server->secret, network, sizeof network, address);
     if (!ledger_enter(&server->ledger, entry, address)) return false;
     if (is_one_too_many(server, peer, entry) || !make_place(server, entry)) return false;
     if (ledger_set(&server->ledger, entry, LEDGER_CONNECTIONS, 1) == LEDGER_HELD) return true;

@@ -14,8 +14,8 @@ void load_add_header(struct exchange *ex, struct MHD_Response *response) {
     int status = ex->answer.status;
     if (!format || !ex->route || ex->route->act) return;
     if (status == 401 || status == 403) return; /* not a client of this server */
-    engine_status(ex->server->engine, &s);
-    const struct engine_info *info = ex->server->rules.info;
+    engine_status(ex->model->engine, &s);
+    const struct engine_info *info = ex->model->rules.info;
     double places = (double)info->max_num_seqs * info->replicas, used = stats_cache_usage(&s);
     double busy = places > 0 ? (s.running + s.waiting) / places : 0; /* above 1, some wait */
     if (strcasecmp(format, "text") == 0)

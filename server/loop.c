@@ -93,7 +93,7 @@ void server_wake(void *arg) {
 
 /* Returns whether every request has ended and the engine has written what outlives it. */
 static bool is_drained(const struct server *server) {
-    return server->exchanges == 0 && conn_all_sent(server) && engine_idle(server->engine);
+    return server->exchanges == 0 && conn_all_sent(server) && engine_idle(server->model.engine);
 }
 
 static void check_drain(struct server *server, int64_t now_ns) {
@@ -111,7 +111,7 @@ static void check_drain(struct server *server, int64_t now_ns) {
         server->drain_deadline_ns = now_ns + DRAIN_ABORT_NS;
         /* The engine accepts no more, and jobs that are still in the loop are cancelled. */
         server->aborting = true;
-        engine_drain(server->engine);
+        engine_drain(server->model.engine);
         for (struct exchange *ex = server->jobs; ex; ex = ex->next) exchange_cancel(ex);
     }
 }
@@ -123,7 +123,7 @@ void server_may_end(struct server *server) {
 /* Tells the engine that no more requests come. Requests that workers still parse are accepted
  * before. */
 void server_all_submitted(struct server *server) {
-    if (server->draining) engine_drain(server->engine);
+    if (server->draining) engine_drain(server->model.engine);
 }
 
 static void begin_drain(struct server *server, int64_t now_ns) {
@@ -155,7 +155,7 @@ static void on_signal(uv_signal_t *handle, int number) {
 static void check_engine(struct server *server, int64_t now_ns) {
     struct engine_status status;
     if (server->failed) return;
-    engine_status(server->engine, &status);
+    engine_status(server->model.engine, &status);
     server->failed = status.stopped;
     if (server->failed && !server->draining) begin_drain(server, now_ns);
 }
@@ -173,18 +173,18 @@ static void on_hangup(uv_signal_t *handle, int number) {
 static bool all_replicas_work(struct server *server) {
     struct engine_status status;
     bool works = true;
-    for (int i = 0; i < server->rules.info->replicas; i++) {
-        engine_replica_status(server->engine, i, &status);
-        works &= watchdog_check(&server->watchdog, i, &status);
+    for (int i = 0; i < server->model.rules.info->replicas; i++) {
+        engine_replica_status(server->model.engine, i, &status);
+        works &= watchdog_check(&server->model.watchdog, i, &status);
     }
     return works;
 }
 
 static void feed_watchdog(struct server *server, int64_t now_ns) {
     struct engine_status status;
-    if (!watchdog_due(&server->watchdog, now_ns) || !all_replicas_work(server)) return;
-    engine_status(server->engine, &status);
-    watchdog_fed(&server->watchdog, now_ns);
+    if (!watchdog_due(&server->model.watchdog, now_ns) || !all_replicas_work(server)) return;
+    engine_status(server->model.engine, &status);
+    watchdog_fed(&server->model.watchdog, now_ns);
     systemd_notify("WATCHDOG=1\nSTATUS=Serving: %d running, %d waiting, %d conversations",
                    status.running, status.waiting, status.conversations);
 }
@@ -218,23 +218,6 @@ static void set_timeouts(struct server_timeouts *t) {
     set_default(&t->first, 1000);
     set_default(&t->ping, 15000);
     set_default(&t->health, 60000);
-}
-
-/* Splits "name, alias". An empty list is a fault. */
-static int set_names(struct server *server, const char *names, struct fault *fault) {
-    char *save = NULL;
-    server->names = mem_must_strdup(names);
-    for (char *name = strtok_r(server->names, ",", &save); name;
-         name = strtok_r(NULL, ",", &save)) {
-        name += strspn(name, " ");
-        if (!*name) continue;
-        if (server->rules.name_count == OAI_NAMES_MAX || strlen(name) > 256)
-            return fault_set(fault, ERR_LIMIT, "served-model-name",
-                             "at most %d names of at most 256 bytes", OAI_NAMES_MAX);
-        server->rules.names[server->rules.name_count++] = name;
-    }
-    if (server->rules.name_count) return 0;
-    return fault_set(fault, ERR_INVALID, "served-model-name", "the name is empty");
 }
 
 /* Refuses a limit on descriptors so low that the event loop, the workers or the first connections
@@ -352,7 +335,7 @@ int server_open(const struct server_options *options, struct server **out, struc
     CHECK(uv_loop_init(&server->loop) == 0);
     CHECK(uv_async_init(&server->loop, &server->wake, on_loop_wake) == 0);
     server->wake.data = server;
-    rc = set_names(server, options->names, fault);
+    rc = served_open(&server->model, options->model, fault);
     if (!rc) rc = check_socket_mode(options->unix_socket_mode, fault);
     if (!rc && !socket_is_passed()) rc = sock_check(&address, fault);
     if (!rc && options->otlp_endpoint) rc = otlp_open(options->otlp_endpoint, &server->otlp, fault);
@@ -427,7 +410,7 @@ static bool ignores_hangups(void) {
 }
 
 static void start_handles(struct server *server) {
-    uint64_t tick = tick_ms(&server->options.timeouts, server->watchdog.every_ns);
+    uint64_t tick = tick_ms(&server->options.timeouts, server->model.watchdog.every_ns);
     int fd = MHD_get_daemon_info(server->daemon, MHD_DAEMON_INFO_EPOLL_FD)->epoll_fd;
     server->handles_open = true;
     CHECK(uv_poll_init(&server->loop, &server->poll, fd) == 0);
@@ -457,7 +440,7 @@ enum { BACKGROUND_PART = 4 };
  * have one address, so there is no share. */
 static void set_shares(struct server *server) {
     const struct server_options *o = &server->options;
-    const struct engine_info *info = server->rules.info;
+    const struct engine_info *info = server->model.rules.info;
     struct ledger_stock *stock = server->ledger.stock;
     stock[LEDGER_PLACES] =
         (struct ledger_stock){.total = (int64_t)info->max_queue * info->replicas, .times = 2};
@@ -469,36 +452,22 @@ static void set_shares(struct server *server) {
 }
 
 int server_start(struct server *server, struct engine *engine, struct fault *fault) {
-    int rc = oai_check_parser(engine_info(engine)->tool_template, server->options.tool_call_parser,
-                              fault);
+    int rc = served_use(&server->model, &server->options, engine, fault);
     if (rc) return rc;
-    server->engine = engine;
-    server->rules.info = engine_info(engine);
+    memcpy(server->secret, engine_info(engine)->space_key, sizeof server->secret);
     set_shares(server);
-    server->rules.engine = engine;
-    server->rules.default_max_tokens = server->options.default_max_tokens;
-    server->rules.seed = server->options.seed;
-    server->rules.strict = server->options.strict_params;
-    server->rules.body_bytes = server->options.max_body_bytes;
-    server->rules.think =
-        server->options.split_reasoning ? oai_find_think(engine) : (struct oai_think){-1, -1};
-    server->rules.channels = oai_find_channels(engine);
-    server->rules.channels.split = server->rules.channels.known && server->options.split_reasoning;
-    server->rules.fim = oai_find_fim(engine);
-    server->rules.verdict = oai_find_verdict(engine);
-    server->rules.tools = oai_find_tools(engine, server->options.tool_call_parser);
-    server->rules.records = oai_records_open(OAI_RECORD_BYTES, OAI_RECORDS_MAX);
-    if (!server->rules.records) return fault_set(fault, ERR_NOMEM, NULL, "no memory");
+    server->records = oai_records_open(OAI_RECORD_BYTES, OAI_RECORDS_MAX);
+    if (!server->records) return fault_set(fault, ERR_NOMEM, NULL, "no memory");
+    server->model.rules.records = server->records;
     page_policy(server->page_policy);
-    stats_open(&server->stats, server->rules.info->max_model_len);
-    server->watchdog.every_ns = systemd_watchdog_ns() / WATCHDOG_SHARE;
+    server->model.watchdog.every_ns = systemd_watchdog_ns() / WATCHDOG_SHARE;
     rc = works_open(server, fault);
     if (!rc) rc = sock_listen(server->listen_fd, fault);
     if (!rc) rc = start_daemon(server, fault);
     if (rc) return rc;
     start_handles(server);
-    systemd_announce(&server->announced, "READY=1\nSTATUS=Serving %s at %s", server->rules.names[0],
-                     server->url);
+    systemd_announce(&server->announced, "READY=1\nSTATUS=Serving %s at %s",
+                     server->model.rules.names[0], server->url);
     return 0;
 }
 
@@ -507,7 +476,7 @@ const char *server_url(const struct server *server) {
 }
 
 const char *server_model(const struct server *server) {
-    return server->rules.names[0];
+    return server->model.rules.names[0];
 }
 
 bool server_needs_key(const struct server *server) {
@@ -596,7 +565,6 @@ static void close_handles(struct server *server) {
 }
 
 void server_close(struct server *server) {
-    if (server) oai_close_tools(&server->rules.tools);
     if (!server) return;
     close_handles(server);
     if (server->unlink_path) sock_unlink(server->listen_fd);
@@ -614,7 +582,7 @@ void server_close(struct server *server) {
     tls_config_close(server->tls);
     buf_close(&server->framed);
     keys_close(&server->keys);
-    oai_records_close(server->rules.records);
-    mem_free(server->names);
+    oai_records_close(server->records);
+    served_close(&server->model);
     mem_free(server);
 }

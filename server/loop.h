@@ -2,25 +2,25 @@
  * daemon, the libuv loop and its handles, the keys, and the lists of connections and exchanges; the
  * engine belongs to main.c and stays open until server_run has returned.
  *
- * Thread: the loop, except `wake` (any thread). Workers read `engine` and `rules`, which do not
- * change from server_start on. */
+ * Thread: the loop, except `wake` (any thread). Workers read `records` and what server/models.h
+ * names. */
 #ifndef KEEPD_SERVER_LOOP_H
 #define KEEPD_SERVER_LOOP_H
 
 #include "server/conn.h"
 #include "server/exchange.h"
+#include "server/models.h"
 #include "server/otlp.h"
 #include "server/page/page.h"
 #include "server/server.h"
 #include "server/systemd.h"
-#include "server/watchdog.h"
 
 struct server {
     struct server_options options;
-    struct engine *engine;
-    struct otlp *otlp; /* NULL: no spans */
-    struct oai_rules rules;
-    char *names; /* storage of rules.names */
+    struct served_model model;
+    uint8_t secret[16];          /* key of the hashes by which clients are told apart */
+    struct oai_records *records; /* stored responses */
+    struct otlp *otlp;           /* NULL: no spans */
     char url[256];
     char last_complaint[256]; /* the last complaint of libmicrohttpd */
     char page_policy[PAGE_POLICY_BYTES];
@@ -36,7 +36,6 @@ struct server {
     bool unlink_path;       /* the Unix socket's path was made by this process */
     struct tls_config *tls; /* NULL = plain */
     struct keys keys;
-    struct watchdog watchdog;
     struct systemd_queue announced; /* loop thread */
     uv_poll_t listener;             /* waits on listen_fd */
     bool listener_waits;            /* accepts clients at present */
@@ -60,7 +59,7 @@ struct server {
     struct exchange *works_large[LARGE_AT_ONCE]; /* and those on a thread; NULL: free */
     uv_work_t works_first;                       /* starts the threads */
     struct ledger ledger;                        /* holdings of clients */
-    struct stats stats;
+    uint64_t rejected[STATS_REJECTS];
     bool draining, aborting;
     bool failed;  /* the engine failed, so the server drains */
     bool closing; /* the engine is closed: no request may begin */

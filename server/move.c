@@ -100,7 +100,7 @@ static bool client_uploads(const struct exchange *ex) {
 }
 
 bool move_begin(struct exchange *ex, uint64_t size) {
-    int64_t most = engine_upload_max(ex->server->engine);
+    int64_t most = engine_upload_max(ex->model->engine);
     uint8_t space[16];
     struct fault fault;
     if (most >= 0 && size > (uint64_t)most) {
@@ -127,7 +127,7 @@ static void write_work(uv_work_t *work) {
     struct move *move = ex->move;
     int rc = 0;
     if (!move->upload)
-        rc = engine_upload_open(ex->server->engine, move->space, &move->upload, &move->fault);
+        rc = engine_upload_open(ex->model->engine, move->space, &move->upload, &move->fault);
     if (rc == 0 && move->filled > 0)
         rc = engine_upload_add(move->upload, move->buffer, move->filled, &move->fault);
     if (rc == 0 && move->last) rc = engine_upload_end(move->upload, &move->row, &move->fault);
@@ -216,7 +216,7 @@ static void read_work(uv_work_t *work) {
     move->rc = 0;
     if (move->fd < 0)
         move->rc =
-            engine_state_open(ex->server->engine, move->id, &move->fd, &move->size, &move->fault);
+            engine_state_open(ex->model->engine, move->id, &move->fd, &move->size, &move->fault);
     if (move->rc != 0) return;
     do n = pread(move->fd, move->buffer, MOVE_BYTES, (off_t)move->at);
     while (n < 0 && errno == EINTR);

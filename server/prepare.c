@@ -20,8 +20,8 @@
  * salt on the same model. The hash has a secret of the engine as its key, so nobody can aim at
  * another client's space. */
 int prepare_space(const struct exchange *ex, const char *salt, uint8_t space[16]) {
-    const struct server *server = ex->server;
-    const char *parts[] = {salt, server->rules.names[0]};
+    const struct oai_rules *rules = &ex->model->rules;
+    const char *parts[] = {salt, rules->names[0]};
     struct buf text;
     buf_open(&text, 1 << 20);
     buf_add(&text, ex->client.key_id, sizeof ex->client.key_id);
@@ -32,7 +32,7 @@ int prepare_space(const struct exchange *ex, const char *salt, uint8_t space[16]
         buf_str(&text, parts[i]);
     }
     bool failed = text.failed;
-    if (!failed) sip_hash128(server->rules.info->space_key, text.data, text.size, space);
+    if (!failed) sip_hash128(rules->info->space_key, text.data, text.size, space);
     buf_close(&text);
     return failed ? ERR_NOMEM : 0;
 }
@@ -41,7 +41,7 @@ static void set_hint(struct exchange *ex) {
     const char *session = ex->session[0] ? ex->session : ex->request.session;
     uint8_t hash[16];
     if (!session[0]) return;
-    sip_hash128(ex->server->rules.info->space_key, session, strlen(session), hash);
+    sip_hash128(ex->model->rules.info->space_key, session, strlen(session), hash);
     memcpy(&ex->request.sampling.hint, hash, sizeof ex->request.sampling.hint);
 }
 
@@ -67,7 +67,7 @@ static int refuse_prompt(struct exchange *ex, const char *field, struct fault *f
                    "in %s, which exceeds the available context size. Please reduce the length of "
                    "the %s.%s",
                    longest, request->prompt_field, fault->text, request->prompt_field,
-                   oai_overflow_hint(request, &ex->server->rules));
+                   oai_overflow_hint(request, &ex->model->rules));
         return oai_refuse_context(&ex->error, (size_t)longest + 1, (size_t)longest);
     }
     replace_fault_field(fault, field);
@@ -84,7 +84,7 @@ static int tokenize_text(struct exchange *ex, const char *from, struct reading h
     size_t size;
     const char *text = json_arena_text(&ex->arena, from, &size);
     if (!text) return ERR_NOMEM;
-    return engine_tokenize(ex->server->engine, text, size, how.add_special, how.parse_special,
+    return engine_tokenize(ex->model->engine, text, size, how.add_special, how.parse_special,
                            &ex->arena, ids, fault);
 }
 
@@ -114,7 +114,7 @@ static int add_file_part(struct parts *parts, const struct oai_file *file, struc
     text[name] = '\n';
     memcpy(text + name + 1, file->text, size);
     text[name + 1 + size] = '\n';
-    add_token(parts, &parts->ex->server->rules.fim.file);
+    add_token(parts, &parts->ex->model->rules.fim.file);
     return add_text_part(parts, text, fault);
 }
 
@@ -136,7 +136,7 @@ static int join_token_parts(const struct parts *parts, struct engine_ids *ids) {
 static int tokenize_gap(struct exchange *ex, const char *prefix, struct engine_ids *ids,
                         struct fault *fault) {
     const struct oai_request *request = &ex->request;
-    const struct oai_fim *fim = &ex->server->rules.fim;
+    const struct oai_fim *fim = &ex->model->rules.fim;
     struct parts parts = {
         ex, arena_alloc(&ex->arena, 2 * (size_t)request->file_count + 6, sizeof *parts.at), 0};
     if (!parts.at) return ERR_NOMEM;
@@ -179,7 +179,7 @@ static int tokenize_mixed(struct exchange *ex, const cJSON *list, struct engine_
 }
 
 static int render_chat(struct exchange *ex, struct engine_ids *ids, struct fault *fault) {
-    const struct engine *engine = ex->server->engine;
+    const struct engine *engine = ex->model->engine;
     const struct oai_request *request = &ex->request;
     int rc = engine_render_chat(engine, request->context, request->longest, &ex->arena, ids, fault);
     if (rc || !request->earlier) return rc;
@@ -189,7 +189,7 @@ static int render_chat(struct exchange *ex, struct engine_ids *ids, struct fault
 static int render_pair(struct exchange *ex, const struct oai_pair *pair, struct engine_ids *ids,
                        struct fault *fault) {
     cJSON *context = oai_pair_context(pair);
-    int rc = context ? engine_render_chat(ex->server->engine, context, ex->request.longest,
+    int rc = context ? engine_render_chat(ex->model->engine, context, ex->request.longest,
                                           &ex->arena, ids, fault)
                      : ERR_NOMEM;
     cJSON_Delete(context);
@@ -236,7 +236,7 @@ static uint64_t make_seed(const struct oai_rules *rules) {
 static int check_job(struct exchange *ex, int i) {
     struct fault fault = {0};
     char field[OAI_PATH];
-    if (!engine_check(ex->server->engine, &ex->jobs[i], &fault)) return 0;
+    if (!engine_check(ex->model->engine, &ex->jobs[i], &fault)) return 0;
     oai_prompt_path(&ex->request, i, field);
     if (strcmp(fault.field, "prompt") == 0) replace_fault_field(&fault, field);
     return oai_refuse_fault(&ex->error, &fault);
@@ -323,7 +323,7 @@ static void note_added(struct exchange *ex, int i, size_t cut) {
     const struct oai_request *request = &ex->request;
     const struct oai_prompt *prompt = &request->prompts[i];
     bool text = prompt->text || (prompt->mixed && cJSON_IsString(prompt->mixed->child));
-    size_t added = (size_t)engine_added_before(ex->server->engine);
+    size_t added = (size_t)engine_added_before(ex->model->engine);
     request->added[i] = text && request->add_special && added > cut ? (int32_t)(added - cut) : 0;
 }
 
@@ -333,19 +333,19 @@ static int make_job(struct exchange *ex, int i, struct score_sums *sums) {
     char field[OAI_PATH];
     if (find_prompt(ex, i, &ids)) return -1;
     size_t whole = ids.count;
-    oai_truncate(&ex->request, &ex->server->rules, i, &ids);
+    oai_truncate(&ex->request, &ex->model->rules, i, &ids);
     if (ex->request.added) note_added(ex, i, whole - ids.count);
     oai_prompt_path(&ex->request, i, field);
     *request = ex->request.sampling;
-    if (oai_fit(&ex->request, field, ids.count, &ex->server->rules, &request->max_tokens,
+    if (oai_fit(&ex->request, field, ids.count, &ex->model->rules, &request->max_tokens,
                 &ex->error))
         return -1;
     request->prompt = ids.ids;
     request->prompt_count = (int32_t)ids.count;
     request->choices = ex->request.n;
     if (ex->request.context && request->kv.retain)
-        request->border = engine_chat_border(ex->server->engine, ex->request.context, &ids);
-    if (!ex->request.seed_given) request->seed = make_seed(&ex->server->rules);
+        request->border = engine_chat_border(ex->model->engine, ex->request.context, &ids);
+    if (!ex->request.seed_given) request->seed = make_seed(&ex->model->rules);
     fit_scores(ex, request, sums, ex->job_count - i - 1);
     return check_scores(ex, i, sums) || check_job(ex, i) ? -1 : 0;
 }
@@ -357,8 +357,7 @@ static int open_constraint(struct exchange *ex) {
     struct fault fault = {0};
     int rc;
     if (!ex->request.constraint || ex->constraint) return 0;
-    rc =
-        engine_constraint_open(ex->server->engine, ex->request.constraint, &ex->constraint, &fault);
+    rc = engine_constraint_open(ex->model->engine, ex->request.constraint, &ex->constraint, &fault);
     ex->again = rc == ERR_BUSY;
     if (rc) return ex->again ? rc : oai_refuse_fault(&ex->error, &fault);
     sampling->constraint = ex->constraint;
@@ -367,7 +366,7 @@ static int open_constraint(struct exchange *ex) {
 }
 
 static int make_jobs(struct exchange *ex) {
-    int count = ex->request.prompt_count, most = ex->server->rules.info->max_queue;
+    int count = ex->request.prompt_count, most = ex->model->rules.info->max_queue;
     struct score_sums sums = {0};
     if (count > most && !ex->request.sampling.pooling)
         return oai_refuse(
@@ -383,8 +382,8 @@ static int make_jobs(struct exchange *ex) {
         return -1;
     }
     set_hint(ex);
-    ex->request.sampling.think_begin = ex->server->rules.think.begin;
-    ex->request.sampling.think_end = ex->server->rules.think.end;
+    ex->request.sampling.think_begin = ex->model->rules.think.begin;
+    ex->request.sampling.think_end = ex->model->rules.think.end;
     memcpy(ex->request.sampling.client, ex->client.id, sizeof ex->client.id);
     memcpy(ex->request.sampling.owner, ex->client.owner, sizeof ex->client.owner);
     ex->request.sampling.others = ex->client.other_keys;
@@ -412,12 +411,12 @@ static int make_jobs(struct exchange *ex) {
 
 static int parse_request_body(struct exchange *ex) {
     const struct oai_kind *kind = ex->request.kind;
-    const struct oai_rules *rules = &ex->server->rules;
+    const struct oai_rules *rules = &ex->model->rules;
     if (oai_parse_json(ex->body.data ? ex->body.data : "", ex->body.size, rules, &ex->tree,
                        &ex->error) ||
         oai_parse(kind, ex->tree, rules, ex->client.key_id, &ex->arena, &ex->request, &ex->error))
         return -1;
-    ex->request.longest = engine_longest(ex->server->engine, &ex->request.sampling.kv);
+    ex->request.longest = engine_longest(ex->model->engine, &ex->request.sampling.kv);
     return 0;
 }
 
@@ -428,7 +427,7 @@ static int make_result(struct exchange *ex) {
         return rc ? rc : make_jobs(ex);
     }
     if (find_prompt(ex, 0, &ids)) return -1;
-    ex->request.kind->answer(&ex->answer.body, ex->server->engine, &ex->request, &ids);
+    ex->request.kind->answer(&ex->answer.body, ex->model->engine, &ex->request, &ids);
     ex->answer.status = 200;
     return 0;
 }

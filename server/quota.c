@@ -48,14 +48,14 @@ static bool hold_item(struct exchange *ex, enum ledger_item item, int64_t amount
 static bool reserve_places(struct exchange *ex, int count) {
     int more = count - ex->places;
     if (!hold_item(ex, LEDGER_PLACES, count)) return false;
-    if (more > 0 && !engine_queue_enter(ex->server->engine, more))
+    if (more > 0 && !engine_queue_enter(ex->model->engine, more))
         return refuse_item(ex, LEDGER_PLACES, LEDGER_FULL);
     ex->places = count;
     return true;
 }
 
 bool quota_reserve(struct exchange *ex) {
-    int64_t tokens = (int64_t)ex->body.size, longest = ex->server->rules.info->max_model_len;
+    int64_t tokens = (int64_t)ex->body.size, longest = ex->model->rules.info->max_model_len;
     return hold_item(ex, LEDGER_TOKENS, tokens < longest ? tokens : longest) &&
            reserve_places(ex, 1);
 }

@@ -29,7 +29,7 @@ static const char *path_behind(const struct route *route, const char *path) {
 static void get_health(struct exchange *ex) {
     struct server *server = ex->server;
     struct engine_status status;
-    engine_status(server->engine, &status);
+    engine_status(ex->model->engine, &status);
     bool busy = status.running > 0 || status.waiting > 0;
     int64_t silence_ms = (clock_ns() - status.progress_ns) / 1000000;
     const char *trouble = NULL;
@@ -54,11 +54,11 @@ static void refuse_memory(struct exchange *ex) {
 
 /* Reads a status of each replica. NULL: no memory, and the request is answered. */
 static struct engine_status *read_statuses(struct exchange *ex) {
-    int count = ex->server->rules.info->replicas;
+    int count = ex->model->rules.info->replicas;
     struct engine_status *statuses = mem_try_alloc((size_t)count, sizeof *statuses);
     if (!statuses) refuse_memory(ex);
     for (int i = 0; statuses && i < count; i++)
-        engine_replica_status(ex->server->engine, i, &statuses[i]);
+        engine_replica_status(ex->model->engine, i, &statuses[i]);
     return statuses;
 }
 
@@ -75,8 +75,9 @@ static void get_metrics(struct exchange *ex) {
     struct server *server = ex->server;
     struct engine_status *statuses = read_statuses(ex);
     if (!statuses) return;
-    struct stats_input input = {.model_name = server->rules.names[0],
-                                .info = server->rules.info,
+    struct stats_input input = {.model_name = ex->model->rules.names[0],
+                                .info = ex->model->rules.info,
+                                .rejected = server->rejected,
                                 .statuses = statuses,
                                 .keys = &server->keys,
                                 .spans = otlp_counts_of(server->otlp),
@@ -85,7 +86,7 @@ static void get_metrics(struct exchange *ex) {
                                 .connections_total = server->conn_total,
                                 .start_seconds = server->start_seconds,
                                 .resident_bytes = resident_bytes()};
-    stats_render(&ex->answer.body, &server->stats, &input);
+    stats_render(&ex->answer.body, &ex->model->stats, &input);
     mem_free(statuses);
     ex->answer.content_type = "text/plain; version=0.0.4; charset=utf-8";
 }
@@ -95,12 +96,12 @@ static void get_version(struct exchange *ex) {
 }
 
 static void get_models(struct exchange *ex) {
-    oai_render_models(&ex->answer.body, &ex->server->rules, ex->server->start_seconds);
+    oai_render_models(&ex->answer.body, &ex->model->rules, ex->server->start_seconds);
 }
 
 static void get_model(struct exchange *ex) {
     const char *id = path_behind(ex->route, ex->path);
-    if (oai_render_model(&ex->answer.body, &ex->server->rules, id, ex->server->start_seconds)) {
+    if (oai_render_model(&ex->answer.body, &ex->model->rules, id, ex->server->start_seconds)) {
         return;
     }
     oai_refuse(&ex->error, 404, "model_not_found", "model",
@@ -109,7 +110,7 @@ static void get_model(struct exchange *ex) {
 }
 
 static void get_kv(struct exchange *ex) {
-    struct engine *engine = ex->server->engine;
+    struct engine *engine = ex->model->engine;
     struct engine_sequence_row *rows = mem_try_alloc(ROWS_MAX, sizeof *rows);
     struct engine_conversation_row *conversations = mem_try_alloc(ROWS_MAX, sizeof *conversations);
     struct engine_status status;
@@ -118,7 +119,7 @@ static void get_kv(struct exchange *ex) {
         int row_count = engine_sequences(engine, rows, ROWS_MAX);
         int conversation_count = engine_conversations(
             engine, &(struct engine_conversation_filter){0}, conversations, ROWS_MAX);
-        oai_render_kv(&ex->answer.body, ex->server->rules.info, &status, rows, row_count,
+        oai_render_kv(&ex->answer.body, ex->model->rules.info, &status, rows, row_count,
                       conversations, conversation_count);
     } else {
         refuse_memory(ex);
@@ -128,30 +129,30 @@ static void get_kv(struct exchange *ex) {
 }
 
 static void get_server_info(struct exchange *ex) {
-    oai_render_server_info(&ex->answer.body, &ex->server->rules);
+    oai_render_server_info(&ex->answer.body, &ex->model->rules);
 }
 
 static void get_tokenizer_info(struct exchange *ex) {
-    oai_render_tokenizer_info(&ex->answer.body, ex->server->engine);
+    oai_render_tokenizer_info(&ex->answer.body, ex->model->engine);
 }
 
 static void get_loads(struct exchange *ex) {
     struct engine_status *statuses = read_statuses(ex);
     if (!statuses) return;
-    struct oai_load load = {ex->server->rules.info, statuses, clock_unix_seconds()};
+    struct oai_load load = {ex->model->rules.info, statuses, clock_unix_seconds()};
     oai_render_loads(&ex->answer.body, &load);
     mem_free(statuses);
 }
 
 static void get_props(struct exchange *ex) {
-    oai_render_props(&ex->answer.body, &ex->server->rules);
+    oai_render_props(&ex->answer.body, &ex->model->rules);
 }
 
 static void get_slots(struct exchange *ex) {
     struct engine_sequence_row *rows = mem_try_alloc(ROWS_MAX, sizeof *rows);
     if (rows) {
-        int count = engine_sequences(ex->server->engine, rows, ROWS_MAX);
-        oai_render_slots(&ex->answer.body, ex->server->rules.info, rows, count);
+        int count = engine_sequences(ex->model->engine, rows, ROWS_MAX);
+        oai_render_slots(&ex->answer.body, ex->model->rules.info, rows, count);
     } else {
         refuse_memory(ex);
     }
@@ -161,7 +162,7 @@ static void get_slots(struct exchange *ex) {
 /* Answers vLLM's /load: the number of requests that run or wait. */
 static void get_load(struct exchange *ex) {
     struct engine_status status;
-    engine_status(ex->server->engine, &status);
+    engine_status(ex->model->engine, &status);
     buf_fmt(&ex->answer.body, "{\"server_load\":%d}", status.jobs);
 }
 
@@ -225,7 +226,7 @@ static void get_conversations(struct exchange *ex) {
     struct engine_conversation_row *rows = mem_try_alloc(ROWS_MAX, sizeof *rows);
     if (rows) {
         const struct engine_conversation_filter own = {.space = space};
-        int count = engine_conversations(ex->server->engine, &own, rows, ROWS_MAX);
+        int count = engine_conversations(ex->model->engine, &own, rows, ROWS_MAX);
         oai_render_conversations(&ex->answer.body, rows, count);
     } else {
         refuse_memory(ex);
@@ -236,7 +237,7 @@ static void get_conversations(struct exchange *ex) {
 static bool owns_conversation(struct exchange *ex, const uint8_t space[16], uint64_t id) {
     const struct engine_conversation_filter own = {.space = space, .id = id};
     struct engine_conversation_row row;
-    return engine_conversations(ex->server->engine, &own, &row, 1) > 0;
+    return engine_conversations(ex->model->engine, &own, &row, 1) > 0;
 }
 
 static void refuse_conversation(struct exchange *ex, const char *name) {
@@ -287,7 +288,7 @@ static int render_response(struct exchange *ex, const struct oai_owner *owner, c
         background_render(&ex->answer.body, running);
         return 0;
     }
-    return oai_records_find(ex->server->rules.records, owner, id,
+    return oai_records_find(ex->server->records, owner, id,
                             (struct oai_record_parts){.answer = &ex->answer.body});
 }
 
@@ -324,7 +325,7 @@ static int render_items(struct exchange *ex, const struct oai_owner *owner, cons
     if (running)
         buf_str(&items, running->request.own_items);
     else
-        rc = oai_records_find(ex->server->rules.records, owner, id,
+        rc = oai_records_find(ex->server->records, owner, id,
                               (struct oai_record_parts){.input = &items});
     if (rc == 0)
         rc = items.failed ? ERR_NOMEM
@@ -343,7 +344,7 @@ static int render_items(struct exchange *ex, const struct oai_owner *owner, cons
 static int render_deleted(struct exchange *ex, const struct oai_owner *owner, const char *id) {
     struct exchange *running = background_find(ex->server, owner, id);
     buf_fmt(&ex->answer.body, "{\"id\":\"%s\",\"object\":\"response\",\"deleted\":true}", id);
-    if (!running) return oai_records_delete(ex->server->rules.records, owner, id);
+    if (!running) return oai_records_delete(ex->server->records, owner, id);
     background_cancel(running);
     running->cut = EXCHANGE_CUT_DELETED;
     return 0;
@@ -360,7 +361,7 @@ static int render_cancelled(struct exchange *ex, const struct oai_owner *owner, 
         return 0;
     }
     int rc = oai_records_find(
-        ex->server->rules.records, owner, id,
+        ex->server->records, owner, id,
         (struct oai_record_parts){.answer = &ex->answer.body, .background = &background});
     if (rc || background) return rc;
     oai_refuse(&ex->error, 400, "invalid_value", "response_id",

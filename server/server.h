@@ -44,27 +44,32 @@ struct server_reloadable {
     int drain_seconds;
 };
 
+/* A model, and what its requests get where they say nothing. */
+struct server_model {
+    const char *names; /* separated by commas; the first is the canonical one */
+    int default_max_tokens;
+    int64_t seed;                 /* -1 = random */
+    bool split_reasoning;         /* text between <think> tags is returned separately */
+    const char *tool_call_parser; /* "auto", "none" or a tool_form's name, see oai_find_tools */
+};
+
 struct server_options {
     const char *host;
-    int port;                     /* 0 = any free one */
-    const char *unix_socket;      /* instead of host and port; NULL = TCP */
-    const char *unix_socket_mode; /* octal: "0660" */
-    const char *names; /* served model names, separated by commas; the first is the canonical one */
+    int port;                         /* 0 = any free one */
+    const char *unix_socket;          /* instead of host and port; NULL = TCP */
+    const char *unix_socket_mode;     /* octal: "0660" */
+    const struct server_model *model; /* belongs to the caller until server_close */
     /* Lists belong to the caller and stay until server_close. */
     struct server_list allowed_hosts; /* besides localhost, while bound to loopback */
     struct server_list cors_origins;  /* none = no cross-origin requests */
     struct server_reloadable now;
-    int default_max_tokens;
-    int64_t seed; /* the seed of requests without one; -1 = random */
     size_t max_body_bytes, max_header_bytes;
     int max_connections;
     int max_connections_per_client; /* 0 = any */
     int64_t max_queue_tokens;       /* prompt tokens that may wait; 0 = any */
     bool strict_params;
-    bool no_ui;                   /* nothing is served at / */
-    const char *otlp_endpoint;    /* see server/otlp.h; NULL = no spans */
-    bool split_reasoning;         /* text between <think> tags is returned separately */
-    const char *tool_call_parser; /* "auto", "none" or a tool_form's name, see oai_find_tools */
+    bool no_ui;                /* nothing is served at / */
+    const char *otlp_endpoint; /* see server/otlp.h; NULL = no spans */
     struct server_timeouts timeouts;
     size_t max_answer_bytes;   /* longest answer that is not a stream; 0 = 1 GiB */
     void (*reload)(void *arg); /* on SIGHUP, by server_run; NULL: the signal ends the process */

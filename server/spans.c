@@ -157,7 +157,7 @@ static void write_usage_attributes(struct writer *w) {
 
 static void write_request(struct writer *w, int64_t now_ns) {
     const struct exchange *ex = w->exchange;
-    const char *model = ex->server->rules.names[0];
+    const char *model = ex->model->rules.names[0];
     const struct oai_kind *kind = ex->route->kind;
     bool chat = kind != &oai_completion && kind != &oai_native && kind != &oai_infill;
     const char *operation = kind == &oai_embeddings                         ? "embeddings"

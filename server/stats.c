@@ -308,12 +308,12 @@ static void write_finished(struct writer *w, const struct stats_requests *of,
     write_absent(w);
 }
 
-static void write_rejected(struct writer *w, const struct stats *stats) {
+static void write_rejected(struct writer *w, const uint64_t *rejected) {
     write_head(w, "keepd_requests_rejected_total", "counter", "Requests rejected before any work.");
     for (int i = 0; i < STATS_REJECTS; i++) {
         char label[48];
         snprintf(label, sizeof label, "reason=\"%s\"", reject_names[i]);
-        write_sample(w, "keepd_requests_rejected_total", label, (double)stats->rejected[i]);
+        write_sample(w, "keepd_requests_rejected_total", label, (double)rejected[i]);
     }
 }
 
@@ -512,7 +512,7 @@ static void write_replica(struct writer *w, const struct stats *stats,
     write_hists(w, requests);
     write_keepd(w, status);
     if (replica > 0) return;
-    write_rejected(w, stats);
+    write_rejected(w, input->rejected);
     write_tenants(w, input->keys);
     write_span_counts(w, &input->spans);
     write_state_counts(w, status);

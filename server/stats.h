@@ -44,7 +44,6 @@ struct stats_requests {
 
 struct stats {
     struct stats_requests replicas[ENGINE_REPLICAS_MAX];
-    uint64_t rejected[STATS_REJECTS];
     double length_bounds[HIST_MAX_BOUNDS]; /* 1, 2, 5, 10, ... up to the model's length */
     double finish_interval;                /* seconds of work between finished requests, smoothed */
     int64_t last_finish_ns, busy_since_ns;
@@ -67,6 +66,7 @@ int stats_retry_ms(const struct stats *stats);
 struct stats_input {
     const char *model_name;
     const struct engine_info *info;
+    const uint64_t *rejected;             /* [STATS_REJECTS] */
     const struct engine_status *statuses; /* [info->replicas] */
     const struct keys *keys; /* the settings and counts of those with names; NULL = none */
     struct otlp_counts spans;

@@ -67,7 +67,7 @@ Test(config, defaults) {
     cr_assert_eq(load(&run, "--model /some/where/nano//", ""), 0, "%s", run.fault.text);
     const struct config *config = &run.config;
     cr_assert_str_eq(config->engine.model_dir, "/some/where/nano//");
-    cr_assert_str_eq(config->server.names, "nano");
+    cr_assert_str_eq(config->model.names, "nano");
     cr_assert_str_eq(config->server.host, "127.0.0.1");
     cr_assert_eq(config->server.port, 8080);
     cr_assert_eq(config->server.now.api_keys.count, 0);
@@ -79,8 +79,8 @@ Test(config, defaults) {
     cr_assert_eq(config->engine.kv_chunk, 512);
     cr_assert_eq(config->engine.max_num_seqs, 64);
     cr_assert_eq(config->engine.max_num_batched_tokens, 2048);
-    cr_assert_eq(config->server.default_max_tokens, 1024);
-    cr_assert_eq(config->server.seed, -1);
+    cr_assert_eq(config->model.default_max_tokens, 1024);
+    cr_assert_eq(config->model.seed, -1);
     cr_assert_eq(config->server.max_body_bytes, 8 << 20);
     cr_assert_str_eq(config->engine.cpu_path, "auto");
     cr_assert_str_eq(config->engine.cpu_activations, "int8");
@@ -95,7 +95,7 @@ Test(config, a_model_that_is_dot_is_named_by_its_directory) {
     struct run run;
     cr_assert_eq(chdir("/usr/lib"), 0);
     cr_assert_eq(load(&run, "--model .", ""), 0);
-    cr_assert_str_eq(run.config.server.names, "lib");
+    cr_assert_str_eq(run.config.model.names, "lib");
     config_close(&run.config);
 }
 
@@ -114,7 +114,7 @@ Test(config, values_of_each_type) {
     cr_assert_not(run.config.engine.random_weights);
     cr_assert_str_eq(run.config.engine.kv_dtype, "bf16");
     cr_assert_eq(run.config.engine.kv_buffer, 0); /* as a request may say */
-    cr_assert_str_eq(run.config.server.names, "x");
+    cr_assert_str_eq(run.config.model.names, "x");
     cr_assert_eq(run.config.server.now.api_keys.count, 1);
     cr_assert_str_eq(run.config.server.now.api_keys.items[0], "k=v");
     config_close(&run.config);
@@ -366,10 +366,10 @@ Test(config, options_of_others_with_the_same_meaning) {
     cr_assert_eq(run.config.engine.max_num_seqs, 8);
     cr_assert_eq(run.config.engine.threads, 2);
     cr_assert_eq(run.config.engine.max_num_batched_tokens, 512);
-    cr_assert_eq(run.config.server.seed, 7);
+    cr_assert_eq(run.config.model.seed, 7);
     cr_assert_eq(run.config.sampling.temperature, .2f);
     cr_assert_eq(run.config.sampling.repetition, 1.1f);
-    cr_assert_str_eq(run.config.server.names, "x");
+    cr_assert_str_eq(run.config.model.names, "x");
     cr_assert_eq(run.config.engine.tensor_parallel_size, 2);
     cr_assert_str_eq(run.config.engine.kv_dtype, "bf16");
     cr_assert_eq(run.config.log_level, LOG_LEVEL_DEBUG);
@@ -389,14 +389,14 @@ Test(config, models_of_the_hub) {
     struct run run;
     accept(&run, "-hf org/name:Q4_K_M --port 1");
     cr_assert_str_eq(run.config.engine.model_dir, "hf:org/name:Q4_K_M");
-    cr_assert_str_eq(run.config.server.names, "org/name:Q4_K_M");
+    cr_assert_str_eq(run.config.model.names, "org/name:Q4_K_M");
     cr_assert_eq(run.config.server.port, 1);
     config_close(&run.config);
     accept(&run, "--hf-repo=org/name");
     cr_assert_str_eq(run.config.engine.model_dir, "hf:org/name");
     config_close(&run.config);
     accept(&run, "hf://org/name@v1");
-    cr_assert_str_eq(run.config.server.names, "org/name@v1");
+    cr_assert_str_eq(run.config.model.names, "org/name@v1");
     config_close(&run.config);
     refuse("-hf", "", "-hf", "needs a value");
     refuse("m -hf org/name", "", "model", "named twice");
@@ -411,7 +411,7 @@ Test(config, a_link_has_its_own_name) {
     cr_assert_eq(symlink("/dev/null", link), 0);
     snprintf(words, sizeof words, "%s", link);
     accept(&run, words);
-    cr_assert_str_eq(run.config.server.names, "nice");
+    cr_assert_str_eq(run.config.model.names, "nice");
     config_close(&run.config);
     unlink(link);
     rmdir(dir);
@@ -487,8 +487,8 @@ Test(config, the_example_file_has_every_option_at_its_default) {
     struct run run;
     char *rest, *example = read_all(fopen(KEEPD_SOURCE_DIR "/deploy/keepd.conf", "r"));
     cr_assert_eq(load(&run, "--model /var/lib/keepd/model", ""), 0);
-    free((char *)(uintptr_t)run.config.server.names);
-    run.config.server.names = NULL;
+    free((char *)(uintptr_t)run.config.model.names);
+    run.config.model.names = NULL;
     FILE *out = tmpfile();
     config_print(&run.config, out);
     rewind(out);

@@ -5,12 +5,12 @@
 #include "server/loop.h"
 
 static void space_of(const char *salt, const char *model, uint8_t space[16]) {
-    static struct server server;
+    static struct served_model served;
     static struct exchange exchange;
     static struct engine_info info;
-    server.rules.names[0] = model;
-    server.rules.info = &info;
-    exchange.server = &server;
+    served.rules.names[0] = model;
+    served.rules.info = &info;
+    exchange.model = &served;
     cr_assert_eq(prepare_space(&exchange, salt, space), 0);
 }
 

@@ -10,6 +10,8 @@ static struct engine_info info = {.replicas = 1, .page_slots = 16, .kv_dtype = "
 static struct stats stats;
 static struct buf out;
 
+static uint64_t rejected[STATS_REJECTS];
+
 static void open_stats(void) {
     stats_open(&stats, 1000);
     buf_open(&out, 1 << 20);
@@ -22,7 +24,8 @@ static void close_stats(void) {
 TestSuite(stats, .init = open_stats, .fini = close_stats);
 
 static void render(const char *model, const struct engine_status *status) {
-    struct stats_input input = {.model_name = model, .info = &info, .statuses = status};
+    struct stats_input input = {
+        .model_name = model, .info = &info, .rejected = rejected, .statuses = status};
     stats_render(&out, &stats, &input);
     cr_assert_not(out.failed);
 }
@@ -134,7 +137,7 @@ Test(stats, lists_are_shown_whole) {
     ENGINE_COUNTER_MAP(X)
 #undef X
     for (int i = 0; i < ENGINE_MISS_COUNT; i++) status.counters.conversation_lost[i] = value++;
-    for (int i = 0; i < STATS_REJECTS; i++) stats.rejected[i] = value++;
+    for (int i = 0; i < STATS_REJECTS; i++) rejected[i] = value++;
     render("m", &status);
     value = 1000;
 #define X(name, metric, help)                                                                      \
