@@ -21,13 +21,13 @@ static int set_names(struct served_model *model, const char *names, struct fault
 }
 
 int served_open(struct served_model *model, const struct server_model *options,
-               struct fault *fault) {
+                struct fault *fault) {
     model->options = *options;
     return set_names(model, options->names, fault);
 }
 
 int served_use(struct served_model *model, const struct server_options *server,
-                struct engine *engine, struct fault *fault) {
+               struct engine *engine, struct fault *fault) {
     const struct server_model *options = &model->options;
     struct oai_rules *rules = &model->rules;
     int rc = oai_check_parser(engine_info(engine)->tool_template, options->tool_call_parser, fault);

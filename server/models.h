@@ -21,10 +21,11 @@ struct served_model {
 };
 
 /* Reads the model's names. ERR_INVALID, ERR_LIMIT. */
-int served_open(struct served_model *model, const struct server_model *options, struct fault *fault);
+int served_open(struct served_model *model, const struct server_model *options,
+                struct fault *fault);
 /* Takes the engine, from which the rules of requests follow. */
 int served_use(struct served_model *model, const struct server_options *server,
-                struct engine *engine, struct fault *fault);
+               struct engine *engine, struct fault *fault);
 void served_close(struct served_model *model);
 
 #endif
