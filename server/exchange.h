@@ -139,7 +139,7 @@ struct exchange_client {
 
 struct exchange {
     struct server *server;
-    struct served_model *model;        /* whose engine works for it */
+    struct served_model *model;        /* the engine that works for it is the model's */
     struct conn *conn;                 /* NULL once libmicrohttpd has released it */
     struct MHD_Connection *connection; /* NULL at the same time as `conn` */
     struct exchange *next, *prev;      /* in server->jobs, while the engine works for it */
