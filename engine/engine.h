@@ -100,6 +100,8 @@ struct engine_found {
                                 there; "" = nowhere, or not looked for */
     int trained_budget;      /* the budget that the gates were trained for; 0 = unknown */
     int max_model_len;
+    int64_t pool_bytes; /* of the cache of one rank: a start with this kv_pool_bytes is the same */
+    int64_t memory_bytes; /* all that a start takes at most: weights, caches, buffers, texts */
     int64_t conversation_bytes; /* at the budget, or at max_model_len without one */
     int draft_places; /* tokens that the draft model remembers of a text; 0: there is none */
     int64_t draft_text_bytes;
@@ -131,6 +133,7 @@ struct engine_options {
     int kv_budget_max;     /* cap for requests; 0 = none */
     int64_t kv_pool_bytes; /* 0 = chosen: all free memory of a device; on the host by max_num_seqs
                               and the budget, at most half of the free memory */
+    int64_t kv_pool_most;  /* bound on the size that is chosen; 0 = none */
     enum engine_overflow kv_overflow; /* SHIFT: refused if the default policy cannot be shifted */
     const struct engine_sampling *sampling; /* in place of the model's; NULL = the model's */
     const char *kv_dtype; /* "auto" (as weights; bf16 for f16), "f32", "bf16", "fp8", "fp8_e4m3",
@@ -163,9 +166,10 @@ struct engine_options {
     bool gates_follow;        /* with check_only: a start will have gates */
     bool check_only; /* engine_open checks without loading weights: it refuses the same options, and
                         returns 0 with *out = NULL when it finds no error */
-    const char *state_dir;  /* keeps conversations across restarts; NULL or "" = none */
-    int64_t state_bytes;    /* bound on all files in state_dir together; the oldest are deleted */
-    int state_idle_seconds; /* a conversation is written after it was unused for this long */
+    const uint8_t *space_key; /* [16] engine_info.space_key; NULL = as it says */
+    const char *state_dir;    /* keeps conversations across restarts; NULL or "" = none */
+    int64_t state_bytes;      /* bound on all files in state_dir together; the oldest are deleted */
+    int state_idle_seconds;   /* a conversation is written after it was unused for this long */
     struct engine_found *found; /* filled in by a check_only call that succeeds; may be NULL */
     /* Bytes of the model that were read, of all, during open; may be NULL. */
     void (*progress)(void *arg, uint64_t done, uint64_t total, const char *what);
@@ -181,6 +185,10 @@ int engine_start(struct engine *engine);
 void engine_drain(struct engine *engine); /* finishes accepted jobs only; returns at once */
 bool engine_idle(struct engine *engine);  /* no job is queued or running */
 void engine_close(struct engine *engine); /* aborts the remaining jobs (ABORT), joins, frees */
+
+/* The key of spaces that engines with this state_dir (NULL or "" = none) have in common: that of
+ * the directory, which is made if it is not there, or a random one. */
+int engine_space_key(const char *state_dir, uint8_t key[16], struct fault *fault);
 
 /* Describes a model for people, one line for each fact that can be read, and reports the fault that
  * engine_open would report. *tool_template: the template of chats with tools, freed by the caller;

@@ -227,14 +227,18 @@ static struct kern_cache_options cache_options(const struct engine *e, enum kern
 static int choose_pages(const struct engine *e, enum kern_dtype dtype, struct sched_options *so,
                         struct fault *fault) {
     const struct kern_cache_options cache = cache_options(e, dtype, so);
-    int64_t bytes = e->options.kv_pool_bytes;
-    if (bytes > 0)
+    int64_t bytes = e->options.kv_pool_bytes, most = e->options.kv_pool_most / so->page_bytes;
+    int rc = 0;
+    if (bytes > 0) {
         so->pages_total = bytes / so->page_bytes;
-    else if (ops_of(e)->cache_fit)
-        return ops_of(e)->cache_fit(e->replicas[0].kern, &cache, &so->pages_total, fault);
+        return 0;
+    }
+    if (ops_of(e)->cache_fit)
+        rc = ops_of(e)->cache_fit(e->replicas[0].kern, &cache, &so->pages_total, fault);
     else
         so->pages_total = choose_host_pages(e, &so->shape, &so->kv.defaults, so->page_bytes);
-    return 0;
+    if (most > 0 && so->pages_total > most) so->pages_total = most;
+    return rc;
 }
 
 /* Checks with the first replica's backend: every replica's cache has the same shape. */
@@ -588,6 +592,26 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
     info->sampling = engine_choose_sampling(own, e->options.sampling);
 }
 
+/* Memory beside weights, activations and pages: threads, tables of pages, texts of answers; and of
+ * each token of the vocabulary, in the tokenizer and in masks. */
+#define MEMORY_BASE      ((int64_t)16 << 20)
+#define MEMORY_TABLES    16 /* so many parts of the pool are one more in tables */
+#define MEMORY_PER_TOKEN 256
+
+/* All that the engine takes at most. The weights are shared by replicas, where the backend can. */
+static int64_t memory_of(const struct engine *e, const struct sched_options *so) {
+    const struct model *model = model_of(e), *draft = e->replicas[0].draft_model;
+    const int64_t pool = so->pages_total * so->page_bytes, ranks = all_ranks(e);
+    const int64_t copies = ops_of(e)->borrow ? 1 : e->replica_count;
+    const int64_t weights =
+        (int64_t)model_weight_bytes(model) + (draft ? (int64_t)model_weight_bytes(draft) : 0);
+    const int64_t each = (pool + pool / MEMORY_TABLES) * ranks + e->draft.bytes +
+                         (int64_t)model_step_bytes(model) +
+                         (draft ? (int64_t)model_step_bytes(draft) : 0);
+    return weights * copies + each * e->replica_count + MEMORY_BASE +
+           model_config(model)->vocab * (int64_t)MEMORY_PER_TOKEN;
+}
+
 /* conversation_bytes spreads the entries evenly over the streams; reserve_pages bounds any spread
  * during a whole turn. */
 static void fill_found(struct engine *e, const struct sched_options *so,
@@ -604,6 +628,8 @@ static void fill_found(struct engine *e, const struct sched_options *so,
     memcpy(found->eos, e->ends, sizeof found->eos);
     snprintf(found->gates_cached, sizeof found->gates_cached, "%s",
              model_gates_cached(model_of(e)));
+    found->pool_bytes = so->pages_total * so->page_bytes;
+    found->memory_bytes = memory_of(e, so);
     found->draft_places = e->draft.places;
     found->draft_text_bytes = e->draft.text_pages * e->draft.page_bytes;
     found->tool_template = e->info.tool_template ? mem_must_strdup(e->info.tool_template) : NULL;
@@ -699,6 +725,22 @@ static void find_ends(struct engine *e) {
     }
 }
 
+static void random_key(uint8_t key[16]) {
+    CHECK(getrandom(key, 16, 0) == 16);
+}
+
+int engine_space_key(const char *state_dir, uint8_t key[16], struct fault *fault) {
+    struct state_dir dir;
+    if (!state_dir || !state_dir[0]) {
+        random_key(key);
+        return 0;
+    }
+    int rc = state_dir_open(&dir, state_dir, fault);
+    if (rc == 0) store_derive_space_key(&dir, key);
+    state_dir_close(&dir);
+    return rc;
+}
+
 static struct engine *new_engine(const struct engine_options *options) {
     struct engine *e = mem_must_alloc(1, sizeof *e);
     e->options = *options;
@@ -709,7 +751,10 @@ static struct engine *new_engine(const struct engine_options *options) {
     e->replica_count = options->data_parallel_size > 0 ? options->data_parallel_size : 1;
     e->replicas = mem_must_alloc((size_t)e->replica_count, sizeof *e->replicas);
     for (int i = 0; i < e->replica_count; i++) replica_open(&e->replicas[i], i, &e->common);
-    CHECK(getrandom(e->space_key, sizeof e->space_key, 0) == (ssize_t)sizeof e->space_key);
+    if (options->space_key)
+        memcpy(e->space_key, options->space_key, sizeof e->space_key);
+    else
+        random_key(e->space_key);
     return e;
 }
 

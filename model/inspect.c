@@ -9,6 +9,9 @@
 
 #define TYPES_MAX 64
 
+/* Rows are filled up to panels, and vectors become float32. */
+#define LOADED_EXTRA 1.02
+
 struct type_count {
     const char *name;
     size_t tensors;
@@ -48,6 +51,18 @@ static double loaded_bytes(const struct tensor *tensor) {
     if (tensor->packed && !block_dtype_of(tensor, &dtype))
         return (double)kern_dtype_bytes(packed_dtype(tensor->packed)) * elements_of(tensor);
     return elements_of(tensor) * block_loaded_bits(tensor) / 8;
+}
+
+size_t model_loaded_bytes(const struct weights *weights, enum quantization quantization) {
+    static const double bits[] = {[QUANTIZE_FP8] = 16, [QUANTIZE_Q8] = 8.5, [QUANTIZE_Q4] = 8.5};
+    double sum = 0;
+    for (size_t i = 0; i < weights_count(weights); i++) {
+        const struct tensor *tensor = weights_at(weights, i);
+        const double loaded = loaded_bytes(tensor);
+        const double rounded = elements_of(tensor) * bits[quantization] / 8;
+        sum += quantization && tensor->dims > 1 && rounded < loaded ? rounded : loaded;
+    }
+    return (size_t)(sum * LOADED_EXTRA);
 }
 
 /* Returns whether the tensor belongs to experts, by the names that formats have for them. */

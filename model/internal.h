@@ -80,6 +80,7 @@ struct model {
     float *each_in_norm;
     struct layer *layers;
     struct scratch scratch;
+    size_t step_bytes; /* memory of `scratch` */
     int rows_max, logits_max;
     bool borrowed;             /* another model owns everything but the scratch */
     struct gates_header gates; /* gates_header_unknown if there are none */
@@ -200,6 +201,9 @@ int model_load_weights(struct model *model, const struct model_options *options,
                        const struct weights *weights, struct fault *fault);
 int model_load_gates(struct model *model, const struct model_options *options,
                      const struct weights *weights, struct fault *fault);
+
+/* Memory that the weights take at most once they are loaded. */
+size_t model_loaded_bytes(const struct weights *weights, enum quantization quantization);
 
 /* ---- Random weights (random.c) ---- */
 

@@ -119,7 +119,8 @@ static int check_shape(const struct model *model, struct fault *fault) {
     return ops->shape_check ? ops->shape_check(model->kern, &shape, fault) : 0;
 }
 
-static int open_scratch(struct model *model, struct fault *fault) {
+/* With `check_only` counts the memory alone. */
+static int open_scratch(struct model *model, bool check_only, struct fault *fault) {
     const struct model_config *c = &model->config;
     struct scratch *s = &model->scratch;
     int ff = dense_width(c) > c->shared_ff ? dense_width(c) : c->shared_ff;
@@ -165,7 +166,8 @@ static int open_scratch(struct model *model, struct fault *fault) {
     };
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
         size_t bytes = (size_t)arrays[i].rows * (size_t)arrays[i].width * sizeof(float);
-        if (!bytes) continue;
+        model->step_bytes += bytes;
+        if (!bytes || check_only) continue;
         *arrays[i].out = model->kern->ops->mem_alloc(model->kern, bytes);
         if (!*arrays[i].out)
             return fault_set(fault, ERR_NOMEM, "max-num-batched-tokens",
@@ -219,6 +221,10 @@ static int load_all(struct model *model, const struct model_options *options, st
     if (!rc) model->layers = mem_must_alloc((size_t)model->config.layers, sizeof *model->layers);
     if (!rc) rc = model_load_weights(model, options, weights, fault);
     if (!rc) rc = model_load_gates(model, options, weights, fault);
+    if (!rc && options->check_only)
+        model->weight_bytes =
+            weights ? model_loaded_bytes(weights, options->quantization)
+                    : (size_t)model_count_numbers(&model->config).all * sizeof(uint16_t);
     weights_close(weights);
     return rc;
 }
@@ -231,6 +237,7 @@ static int borrow_all(struct model *model, const struct model *owner, struct fau
     model->kern = kern;
     model->borrowed = true;
     model->scratch = (struct scratch){0};
+    model->step_bytes = 0;
     return 0;
 }
 
@@ -245,7 +252,7 @@ int model_open(struct kern *kern, const struct model_options *options, struct mo
     int rc = borrow ? borrow_all(model, options->owner, fault) : load_all(model, options, fault);
     model->rows_max = options->rows_max;
     model->logits_max = options->logits_max;
-    if (!rc && !options->check_only) rc = open_scratch(model, fault);
+    if (!rc) rc = open_scratch(model, options->check_only, fault);
     if (rc)
         model_close(model);
     else
@@ -342,4 +349,7 @@ const struct gates_header *model_gates(const struct model *model) {
 }
 size_t model_weight_bytes(const struct model *model) {
     return model->weight_bytes;
+}
+size_t model_step_bytes(const struct model *model) {
+    return model->step_bytes;
 }

@@ -241,7 +241,10 @@ const char *model_gates_path(const struct model *model);
 const char *model_gates_cached(const struct model *model);
 /* The header of the gates' file (model/gates.h); all unknown if there are no gates. */
 const struct gates_header *model_gates(const struct model *model);
+/* Memory of the weights, and of the activations of a step. With check_only that of the weights is
+ * what loading them takes at most. */
 size_t model_weight_bytes(const struct model *model);
+size_t model_step_bytes(const struct model *model);
 
 /* One step: appends batch->rows tokens to their streams (begin_step was called by this function)
  * and leaves logits of rows `want[0..want_count)`, a row perhaps several times, in *logits, backend

@@ -114,11 +114,15 @@ const struct state_identity *store_identity(const struct store *store) {
     return &store->directory->options.identity;
 }
 
-void store_space_key(const struct store *store, uint8_t out[16]) {
+void store_derive_space_key(const struct state_dir *dir, uint8_t out[16]) {
     static const char purpose[] = "keepd space key";
     uint8_t derived[SHA256_BYTES];
-    sha256_hmac(store->directory->dir.key, purpose, sizeof purpose, derived);
+    sha256_hmac(dir->key, purpose, sizeof purpose, derived);
     memcpy(out, derived, 16);
+}
+
+void store_space_key(const struct store *store, uint8_t out[16]) {
+    store_derive_space_key(&store->directory->dir, out);
 }
 
 /* ---- I/O (the store's thread; the lock is not held) ---- */

@@ -45,6 +45,7 @@
 
 #include "engine/disk/conversation_key.h"
 #include "engine/disk/state.h"
+#include "engine/disk/state_dir.h"
 #include "engine/engine.h"
 
 #define STORE_FILES_MAX 65536
@@ -79,6 +80,7 @@ void store_close(struct store *store);
 const struct state_identity *store_identity(const struct store *store);
 /* Derives the space key from the directory's key: equal for all processes that use the directory or
  * a copy of it. */
+void store_derive_space_key(const struct state_dir *dir, uint8_t out[16]);
 void store_space_key(const struct store *store, uint8_t out[16]);
 
 /* ---- Finding ---- */
