@@ -100,8 +100,8 @@ struct engine_found {
                                 there; "" = nowhere, or not looked for */
     int trained_budget;      /* the budget that the gates were trained for; 0 = unknown */
     int max_model_len;
-    int64_t pool_bytes; /* of the cache of one rank: a start with this kv_pool_bytes is the same */
-    int64_t memory_bytes; /* all that a start takes at most: weights, caches, buffers, texts */
+    int64_t pool_bytes; /* the cache of one rank; a start with this as kv_pool_bytes is the same */
+    int64_t memory_bytes;       /* the most that a start takes: weights, caches, buffers, texts */
     int64_t conversation_bytes; /* at the budget, or at max_model_len without one */
     int draft_places; /* tokens that the draft model remembers of a text; 0: there is none */
     int64_t draft_text_bytes;

@@ -598,7 +598,7 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
 #define MEMORY_TABLES    16 /* so many parts of the pool are one more in tables */
 #define MEMORY_PER_TOKEN 256
 
-/* All that the engine takes at most. The weights are shared by replicas, where the backend can. */
+/* The most memory that the engine takes. Weights are shared by replicas, where the backend can. */
 static int64_t memory_of(const struct engine *e, const struct sched_options *so) {
     const struct model *model = model_of(e), *draft = e->replicas[0].draft_model;
     const int64_t pool = so->pages_total * so->page_bytes, ranks = all_ranks(e);
