@@ -260,54 +260,48 @@ int model_open(struct kern *kern, const struct model_options *options, struct mo
     return rc;
 }
 
-static void close_each(struct kern *kern, int count, struct kern_weight **each) {
-    for (int e = 0; each && e < count; e++)
-        if (each[e]) kern->ops->weight_free(kern, each[e]);
-    mem_free(each);
+static void close_weight(struct kern *kern, struct kern_weight *weight) {
+    if (weight) kern->ops->weight_free(kern, weight);
 }
 
-static void close_layer(struct kern *kern, const struct model_config *c, struct layer *layer) {
-    struct kern_weight *matrices[] = {layer->qkv,         layer->o,          layer->attn_gate,
-                                      layer->gate_up,     layer->down,       layer->router,
-                                      layer->shared_gate, layer->state_in,   layer->state_rates,
-                                      layer->state_out,   layer->each_gate,  layer->each_out,
-                                      layer->q_down,      layer->q_up,       layer->entry,
-                                      layer->experts_in,  layer->experts_out};
-    float *vectors[] = {layer->attn_norm,         layer->attn_post_norm, layer->ffn_norm,
-                        layer->ffn_post_norm,     layer->q_norm,         layer->k_norm,
-                        layer->qkv_bias,          layer->o_bias,         layer->sinks,
-                        layer->router_bias,       layer->select_bias,    layer->expert_gate_up_bias,
-                        layer->expert_down_bias,  layer->taps,           layer->decay,
-                        layer->conv_bias,         layer->state_bias,     layer->skip,
-                        layer->state_norm,        layer->v_norm,         layer->each_post_norm,
-                        layer->out_scale,         layer->q_down_norm,    layer->entry_norm,
-                        layer->shared_post_norm,  layer->router_norm,    layer->experts_norm,
-                        layer->experts_post_norm, layer->experts_factors};
-    for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) {
-        if (matrices[i]) kern->ops->weight_free(kern, matrices[i]);
+/* Frees what was loaded into a slot of the model or of a layer. Several slots may name one member.
+ */
+static void close_slot(const struct model *model, void *owner, const struct slot *slot) {
+    struct kern *kern = model->kern;
+    void *member = (char *)owner + slot->offset;
+    if (!slot->matrix) {
+        float **vector = member;
+        if (*vector) kern->ops->mem_free(kern, *vector);
+        *vector = NULL;
+    } else if (slot->experts || slot->heads) {
+        struct kern_weight ***each = member;
+        const int count = slot->experts ? model->config.experts : model->config.heads_q;
+        for (int i = 0; *each && i < count; i++) close_weight(kern, (*each)[i]);
+        mem_free(*each);
+        *each = NULL;
+    } else {
+        struct kern_weight **weight = member;
+        close_weight(kern, *weight);
+        *weight = NULL;
     }
-    for (size_t i = 0; i < sizeof vectors / sizeof vectors[0]; i++) {
-        if (vectors[i]) kern->ops->mem_free(kern, vectors[i]);
-    }
-    if (layer->gate) kern->ops->gate_free(kern, layer->gate);
+}
+
+static void close_layer(const struct model *model, struct layer *layer) {
+    struct kern *kern = model->kern;
     if (layer->experts) kern->ops->experts_free(kern, layer->experts);
-    close_each(kern, c->experts, layer->expert_gate_up);
-    close_each(kern, c->experts, layer->expert_down);
-    close_each(kern, c->heads_q, layer->up_k);
-    close_each(kern, c->heads_q, layer->up_v);
+    if (layer->gate) kern->ops->gate_free(kern, layer->gate);
+    for (size_t i = 0; i < layer_slot_count; i++) close_slot(model, layer, &layer_slots[i]);
 }
 
 static void close_weights(struct model *model) {
-    struct kern *kern = model->kern;
     for (int i = 0; model->layers && i < model->config.layers; i++)
-        close_layer(kern, &model->config, &model->layers[i]);
-    if (model->final_norm) kern->ops->mem_free(kern, model->final_norm);
-    if (model->embed_norm) kern->ops->mem_free(kern, model->embed_norm);
-    if (model->head && model->head != model->embed) kern->ops->weight_free(kern, model->head);
-    if (model->embed) kern->ops->weight_free(kern, model->embed);
-    if (model->each_embed) kern->ops->weight_free(kern, model->each_embed);
-    if (model->each_in) kern->ops->weight_free(kern, model->each_in);
-    if (model->each_in_norm) kern->ops->mem_free(kern, model->each_in_norm);
+        close_layer(model, &model->layers[i]);
+    if (model->head == model->embed) model->head = NULL;
+    close_slot(model, model, &slot_embed);
+    close_slot(model, model, &slot_embed_norm);
+    close_slot(model, model, &slot_final_norm);
+    close_slot(model, model, &slot_head);
+    for (int i = 0; i < SLOT_EACH_COUNT; i++) close_slot(model, model, &slot_each[i]);
     mem_free(model->layers);
     model_config_close(&model->config);
 }
