@@ -74,20 +74,15 @@ static int check_place(const struct engine *e, struct fault *fault) {
     return model_path_check(e->options.draft_model, e->options.random_weights, fault);
 }
 
-static int load_model(struct engine *e, struct replica *replica, struct fault *fault) {
-    const struct engine_options *o = &e->options;
+static int load_draft_model(struct engine *e, struct replica *replica, struct fault *fault) {
     struct kern *kern = replica->draft_kern;
-    const struct model_options options = {.dir = o->draft_model,
-                                          .gates = "",
-                                          .rows_max = DRAFTER_ROWS,
-                                          .logits_max = DRAFTER_ASKED,
-                                          .owner = e->replicas[0].draft_model,
-                                          .random_weights = o->random_weights,
-                                          .quantization = engine_quantization(o),
-                                          .check_only = o->check_only,
-                                          .threads = o->threads,
-                                          .progress = o->progress,
-                                          .progress_arg = o->arg};
+    struct model_options options = engine_model_options(&e->options);
+    options.dir = e->options.draft_model;
+    options.context = 0;
+    options.gates = "";
+    options.rows_max = DRAFTER_ROWS;
+    options.logits_max = DRAFTER_ASKED;
+    options.owner = e->replicas[0].draft_model;
     if (kern->ops->bind) kern->ops->bind(kern);
     return model_open(kern, &options, &replica->draft_model, fault);
 }
@@ -144,7 +139,7 @@ static int open_all(struct engine *e, struct fault *fault) {
     if (rc == 0) rc = check_tokens(e, fault);
     if (rc == 0) rc = backend_open(&backend, kerns, fault);
     for (int i = 0; i < e->replica_count; i++) e->replicas[i].draft_kern = kerns[i];
-    if (rc == 0) rc = load_model(e, &e->replicas[0], fault);
+    if (rc == 0) rc = load_draft_model(e, &e->replicas[0], fault);
     if (rc != 0) return rc;
     if (has_states(e->replicas[0].draft_model))
         return fault_set(fault, ERR_UNSUPPORTED, "draft-model",
@@ -155,7 +150,7 @@ static int open_all(struct engine *e, struct fault *fault) {
              (double)model_weight_bytes(e->replicas[0].draft_model) * 1e-9,
              (double)e->draft.bytes * 1e-9, e->draft.texts, e->draft.places);
     for (int i = 0; i < e->replica_count && rc == 0; i++) {
-        if (i > 0) rc = load_model(e, &e->replicas[i], fault);
+        if (i > 0) rc = load_draft_model(e, &e->replicas[i], fault);
         if (rc == 0) rc = kerns[i]->ops->cache_open(kerns[i], &cache, fault);
     }
     return rc;

@@ -34,8 +34,9 @@ struct engine {
     int replica_count;
 };
 
-/* The backend and the format of the weights that the options ask for. */
+/* Returns the backend that the options ask for. */
 struct backend_options engine_backend(const struct engine_options *options, int replicas);
-enum quantization engine_quantization(const struct engine_options *options);
+/* Returns the model that the options ask for, without the sizes of a step. */
+struct model_options engine_model_options(const struct engine_options *options);
 
 #endif

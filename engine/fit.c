@@ -253,17 +253,10 @@ static int fitting_measure_pieces(struct fitting *f, struct worth *worth,
 
 static int fitting_measure_model(struct fitting *f, struct kern *kern, uint64_t *random,
                                  struct fault *fault) {
-    const struct engine_options *o = f->options;
-    const struct model_options options = {.dir = o->model_dir,
-                                          .context = o->max_model_len,
-                                          .gates = "",
-                                          .rows_max = WORTH_ROWS,
-                                          .logits_max = 1,
-                                          .random_weights = o->random_weights,
-                                          .quantization = engine_quantization(o),
-                                          .threads = o->threads,
-                                          .progress = o->progress,
-                                          .progress_arg = o->arg};
+    struct model_options options = engine_model_options(f->options);
+    options.gates = "";
+    options.rows_max = WORTH_ROWS;
+    options.logits_max = 1;
     struct model *model = NULL;
     struct worth *worth = NULL;
     int rc = model_open(kern, &options, &model, fault);

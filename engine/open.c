@@ -249,12 +249,26 @@ static int check_state(void *backend, struct state_view *view, struct fault *fau
                                      &view->report, fault);
 }
 
-enum quantization engine_quantization(const struct engine_options *o) {
+static enum quantization quantization_of(const struct engine_options *o) {
     static const char *const names[] = {
         [QUANTIZE_FP8] = "fp8", [QUANTIZE_Q8] = "q8", [QUANTIZE_Q4] = "q4"};
     for (int i = QUANTIZE_FP8; o->quantization && i <= QUANTIZE_Q4; i++)
         if (!strcmp(o->quantization, names[i])) return (enum quantization)i;
     return QUANTIZE_NONE;
+}
+
+struct model_options engine_model_options(const struct engine_options *o) {
+    return (struct model_options){.dir = o->model_dir,
+                                  .context = o->max_model_len,
+                                  .gates = o->gates,
+                                  .gates_cache = o->gates_cache,
+                                  .check_only = o->check_only,
+                                  .quantization = quantization_of(o),
+                                  .calibrate = o->calibrate,
+                                  .random_weights = o->random_weights,
+                                  .threads = o->threads,
+                                  .progress = o->progress,
+                                  .progress_arg = o->arg};
 }
 
 /* The first replica's store opens the directory; the stores of the others join it. */
@@ -277,8 +291,8 @@ static int open_store(struct engine *e, struct sched_options *so, enum kern_dtyp
     if (!o->state_dir || o->state_dir[0] == '\0') return 0;
     if (o->check_only) return state_dir_check(o->state_dir, fault);
     struct state_identity *identity = &store.identity;
-    int rc = identity_model(o->model_dir, o->random_weights, engine_quantization(o),
-                            identity->weights, fault);
+    int rc = identity_model(o->model_dir, o->random_weights, quantization_of(o), identity->weights,
+                            fault);
     if (rc == 0) rc = identity_gates(model_gates_path(model_of(e)), identity->gates, fault);
     if (rc == 0) rc = store_open(&store, &first->store, fault);
     if (rc != 0) return rc;
@@ -450,21 +464,11 @@ static int open_backends(struct engine *e, struct fault *fault) {
 /* The first replica's weights serve all of them where the backend can share. */
 static int open_model(struct engine *e, struct replica *replica, int logits_max,
                       struct fault *fault) {
-    const struct engine_options *o = &e->options;
     struct kern *kern = replica->kern;
-    const struct model_options options = {.dir = o->model_dir,
-                                          .context = o->max_model_len,
-                                          .gates = o->gates,
-                                          .gates_cache = o->gates_cache,
-                                          .rows_max = o->max_num_batched_tokens,
-                                          .logits_max = logits_max,
-                                          .owner = e->replicas[0].model,
-                                          .random_weights = o->random_weights,
-                                          .quantization = engine_quantization(o),
-                                          .check_only = o->check_only,
-                                          .threads = o->threads,
-                                          .progress = o->progress,
-                                          .progress_arg = o->arg};
+    struct model_options options = engine_model_options(&e->options);
+    options.rows_max = e->options.max_num_batched_tokens;
+    options.logits_max = logits_max;
+    options.owner = e->replicas[0].model;
     if (kern->ops->bind) kern->ops->bind(kern);
     return model_open(kern, &options, &replica->model, fault);
 }
@@ -832,13 +836,6 @@ int engine_save(const struct engine_options *options, const char *to, size_t *by
     check.progress = NULL;
     check.device = "cpu";
     int rc = engine_open(&check, &engine, fault);
-    const struct model_options model = {.dir = options->model_dir,
-                                        .gates = options->gates,
-                                        .context = options->max_model_len,
-                                        .quantization = engine_quantization(options),
-                                        .calibrate = options->calibrate,
-                                        .threads = options->threads,
-                                        .progress = options->progress,
-                                        .progress_arg = options->arg};
+    const struct model_options model = engine_model_options(options);
     return rc ? rc : model_save(&model, to, bytes, fault);
 }
