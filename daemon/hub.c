@@ -46,7 +46,7 @@ struct hub {
 
 /* ---- Asking ---- */
 
-static void pause_before(int failures, int wait_s) {
+static void pause_before_retry(int failures, int wait_s) {
     const char *test = getenv("KEEPD_TEST_HUB_PAUSE_MS");
     int64_t ms = test ? atoi(test) : (int64_t)PAUSE_MS << (failures - 1);
     if (!test && (int64_t)wait_s * 1000 > ms) ms = (int64_t)wait_s * 1000;
@@ -54,7 +54,7 @@ static void pause_before(int failures, int wait_s) {
     (void)nanosleep(&time, NULL);
 }
 
-static int say_gated(const struct hub *hub, struct fault *fault) {
+static int refuse_gated(const struct hub *hub, struct fault *fault) {
     return fault_set(fault, ERR_NOTFOUND, "model", "%s is gated: accept its terms at %.100s/%s%s",
                      hub->name.repo, hub_endpoint(), hub->name.repo,
                      hub->has_token ? " with the account that the token belongs to"
@@ -63,11 +63,11 @@ static int say_gated(const struct hub *hub, struct fault *fault) {
 }
 
 /* Says what an answer means for who named the model. */
-static int explain_answer(const struct hub *hub, const struct hub_answer *answer, int rc,
-                          struct fault *fault) {
+static int explain_hub_answer(const struct hub *hub, const struct hub_answer *answer, int rc,
+                              struct fault *fault) {
     const char *repo = hub->name.repo, *code = answer->code;
     char why[200];
-    if (strcmp(code, "GatedRepo") == 0) return say_gated(hub, fault);
+    if (strcmp(code, "GatedRepo") == 0) return refuse_gated(hub, fault);
     if (strcmp(code, "RevisionNotFound") == 0)
         return fault_set(fault, ERR_NOTFOUND, "model", "%s has no revision '%s'", repo,
                          hub->name.revision);
@@ -100,19 +100,20 @@ static int explain_answer(const struct hub *hub, const struct hub_answer *answer
     return rc;
 }
 
-static bool take_text(void *arg, const struct hub_answer *answer, const char *data, size_t size) {
+static bool add_hub_text(void *arg, const struct hub_answer *answer, const char *data,
+                         size_t size) {
     (void)answer;
     buf_add(arg, data, size);
     return !((struct buf *)arg)->failed;
 }
 
 /* Gets a short text. What may succeed later is asked again; a hub that cannot be reached is not. */
-static int get_text(struct hub *hub, const char *path, struct buf *body, struct hub_answer *answer,
-                    struct fault *fault) {
+static int get_hub_text(struct hub *hub, const char *path, struct buf *body,
+                        struct hub_answer *answer, struct fault *fault) {
     int rc;
-    for (int failures = 0;; pause_before(failures, answer->wait_s)) {
+    for (int failures = 0;; pause_before_retry(failures, answer->wait_s)) {
         buf_clear(body);
-        rc = hub_http_get(hub->http, path, 0, false, take_text, body, answer, fault);
+        rc = hub_http_get(hub->http, path, 0, false, add_hub_text, body, answer, fault);
         if (rc == ERR_STOPPED)
             return fault_set(fault, ERR_LIMIT, "model", "the hub's answer has more than %zu bytes",
                              ANSWER_BYTES_MAX);
@@ -120,7 +121,7 @@ static int get_text(struct hub *hub, const char *path, struct buf *body, struct 
         log_warn("%s; asking again%s", fault->text,
                  failures + 1 == ATTEMPTS ? " for the last time" : "");
     }
-    return rc ? explain_answer(hub, answer, rc, fault) : 0;
+    return rc ? explain_hub_answer(hub, answer, rc, fault) : 0;
 }
 
 /* Adds a text to an address: letters that an address has no place for are escaped. */
@@ -136,7 +137,7 @@ static void add_escaped(struct buf *out, const char *text, const char *also) {
 }
 
 /* Asks for the commit of the revision. */
-static int get_commit(struct hub *hub, struct fault *fault) {
+static int get_hub_commit(struct hub *hub, struct fault *fault) {
     const struct json_limits limits = {.bytes = ANSWER_BYTES_MAX, .depth = 64, .nodes = 1 << 20};
     struct hub_answer answer;
     struct buf path, body;
@@ -146,7 +147,7 @@ static int get_commit(struct hub *hub, struct fault *fault) {
     buf_open(&body, ANSWER_BYTES_MAX);
     buf_fmt(&path, "/api/models/%s/revision/", hub->name.repo);
     add_escaped(&path, hub->name.revision, "");
-    int rc = get_text(hub, path.data, &body, &answer, fault);
+    int rc = get_hub_text(hub, path.data, &body, &answer, fault);
     if (!rc) rc = json_parse(body.data ? body.data : "", body.size, &limits, &root, fault);
     if (!rc) rc = json_str(root, "", "sha", &sha, fault);
     if (!rc && !hub_is_commit(sha))
@@ -159,7 +160,7 @@ static int get_commit(struct hub *hub, struct fault *fault) {
     return rc;
 }
 
-static int get_tree(struct hub *hub, struct fault *fault) {
+static int get_hub_tree(struct hub *hub, struct fault *fault) {
     struct hub_answer answer;
     struct buf body;
     char path[1024];
@@ -173,7 +174,7 @@ static int get_tree(struct hub *hub, struct fault *fault) {
                            PAGES_MAX);
             break;
         }
-        rc = get_text(hub, path, &body, &answer, fault);
+        rc = get_hub_text(hub, path, &body, &answer, fault);
         if (!rc) rc = hub_tree_read(&hub->tree, body.data ? body.data : "", body.size, fault);
         if (!rc) memcpy(path, answer.next, sizeof path);
     }
@@ -232,7 +233,7 @@ struct part {
     struct fault *fault;
 };
 
-static int disk_fault(const struct part *part, struct fault *fault) {
+static int part_disk_fault(const struct part *part, struct fault *fault) {
     const bool full = errno == ENOSPC || errno == EDQUOT || errno == EFBIG;
     return fault_set(fault, ERR_IO, "model", "%.200s: %s%s", part->path, strerror(errno),
                      full ? "; what has arrived is kept, and keepd pull goes on from there" : "");
@@ -241,7 +242,7 @@ static int disk_fault(const struct part *part, struct fault *fault) {
 /* Begins the file anew. Its bytes are to be fetched on top of what was to be fetched. */
 static int empty_part(struct part *part, struct fault *fault) {
     if (ftruncate(part->fd, 0) != 0 || lseek(part->fd, 0, SEEK_SET) != 0)
-        return disk_fault(part, fault);
+        return part_disk_fault(part, fault);
     part->hub->total += part->size;
     part->size = 0;
     sum_begin(&part->sum, part->file);
@@ -252,7 +253,7 @@ static int empty_part(struct part *part, struct fault *fault) {
 static int resume_part(struct part *part, struct fault *fault) {
     struct stat info;
     sum_begin(&part->sum, part->file);
-    if (fstat(part->fd, &info) != 0) return disk_fault(part, fault);
+    if (fstat(part->fd, &info) != 0) return part_disk_fault(part, fault);
     if (info.st_size > part->file->size) return empty_part(part, fault);
     char *data = mem_must_alloc(READ_BYTES, 1);
     ssize_t size;
@@ -261,10 +262,10 @@ static int resume_part(struct part *part, struct fault *fault) {
         part->size += size;
     }
     mem_free(data);
-    return size < 0 ? disk_fault(part, fault) : 0;
+    return size < 0 ? part_disk_fault(part, fault) : 0;
 }
 
-static bool write_bytes(struct part *part, const char *data, size_t size) {
+static bool write_part_bytes(struct part *part, const char *data, size_t size) {
     while (size > 0) {
         const ssize_t n = write(part->fd, data, size);
         if (n < 0 && errno == EINTR) continue;
@@ -280,7 +281,8 @@ static bool write_bytes(struct part *part, const char *data, size_t size) {
 
 /* Takes bytes from where the answer says that it begins: where the part ends, or at the beginning
  * if the hub sends the whole file. */
-static bool take_bytes(void *arg, const struct hub_answer *answer, const char *data, size_t size) {
+static bool add_part_bytes(void *arg, const struct hub_answer *answer, const char *data,
+                           size_t size) {
     struct part *part = arg;
     struct hub *hub = part->hub;
     if (!part->begun && answer->from != part->size) {
@@ -296,8 +298,8 @@ static bool take_bytes(void *arg, const struct hub_answer *answer, const char *d
         part->spoiled = true;
         return false;
     }
-    if (!write_bytes(part, data, size)) {
-        (void)disk_fault(part, part->fault);
+    if (!write_part_bytes(part, data, size)) {
+        (void)part_disk_fault(part, part->fault);
         return false;
     }
     progress_note(&hub->progress, (uint64_t)hub->done, (uint64_t)hub->total, hub->choice.label);
@@ -318,7 +320,8 @@ static int fetch_rest(struct part *part, struct fault *fault) {
     while (part->size < part->file->size && !part->spoiled) {
         part->begun = false;
         part->fault = fault;
-        rc = hub_http_get(hub->http, path.data, part->size, true, take_bytes, part, &answer, fault);
+        rc = hub_http_get(hub->http, path.data, part->size, true, add_part_bytes, part, &answer,
+                          fault);
         if (rc == ERR_STOPPED && part->spoiled) break;
         if (rc == 0 && part->size < part->file->size) {
             answer.again = true; /* an answer that was short without saying so */
@@ -335,12 +338,12 @@ static int fetch_rest(struct part *part, struct fault *fault) {
         if (!answer.again || failures == ATTEMPTS) break;
         log_warn("%s; going on at byte %" PRId64 "%s", fault->text, part->size,
                  failures + 1 == ATTEMPTS ? " for the last time" : "");
-        pause_before(failures ? failures : 1, answer.wait_s);
+        pause_before_retry(failures ? failures : 1, answer.wait_s);
     }
     buf_close(&path);
     if (part->spoiled) return 0; /* finish_part refuses it */
     if (rc == ERR_STOPPED) return fault->code;
-    return rc ? explain_answer(hub, &answer, rc, fault) : 0;
+    return rc ? explain_hub_answer(hub, &answer, rc, fault) : 0;
 }
 
 /* Gives the file its name if it is the one that the hub has; else it is deleted. */
@@ -356,16 +359,16 @@ static int finish_part(struct part *part, const char *blob, struct fault *fault)
                          part->spoiled ? "more bytes than it should" : "another sum",
                          part->file->oid);
     }
-    if (fdatasync(part->fd) != 0) return disk_fault(part, fault);
-    if (rename(part->path, blob) != 0) return disk_fault(part, fault);
+    if (fdatasync(part->fd) != 0) return part_disk_fault(part, fault);
+    if (rename(part->path, blob) != 0) return part_disk_fault(part, fault);
     return 0;
 }
 
-static void log_wait(const char *oid) {
+static void log_blob_wait(const char *oid) {
     log_info("another process fetches %.12s...: waiting for it", oid);
 }
 
-static bool is_blob(const struct hub *hub, const struct hub_file *file) {
+static bool has_blob(const struct hub *hub, const struct hub_file *file) {
     char path[PATH_MAX];
     struct stat info;
     return hub_blob_path(&hub->repo, file->oid, "", path, sizeof path) && stat(path, &info) == 0 &&
@@ -380,10 +383,10 @@ static int fetch_blob(struct hub *hub, const struct hub_file *file, struct fault
         !hub_blob_path(&hub->repo, file->oid, ".incomplete", part.path, sizeof part.path))
         return fault_set(fault, ERR_LIMIT, "model", "%.200s: the path is too long", file->path);
     int rc = hub_make_folders(blob, fault);
-    if (!rc) rc = hub_lock(&hub->repo, file->oid, log_wait, &lock, fault);
-    if (!rc && !is_blob(hub, file)) { /* another process may have fetched it meanwhile */
+    if (!rc) rc = hub_lock(&hub->repo, file->oid, log_blob_wait, &lock, fault);
+    if (!rc && !has_blob(hub, file)) { /* another process may have fetched it meanwhile */
         part.fd = open(part.path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-        if (part.fd < 0) rc = disk_fault(&part, fault);
+        if (part.fd < 0) rc = part_disk_fault(&part, fault);
         if (!rc) rc = resume_part(&part, fault);
         if (!rc) rc = fetch_rest(&part, fault);
         if (!rc) rc = finish_part(&part, blob, fault);
@@ -402,7 +405,7 @@ static int64_t missing_bytes(const struct hub *hub) {
         const struct hub_file *file = &hub->tree.files[i];
         char part[PATH_MAX];
         struct stat info;
-        if (!file->wanted || is_blob(hub, file)) continue;
+        if (!file->wanted || has_blob(hub, file)) continue;
         bytes += file->size;
         if (hub_blob_path(&hub->repo, file->oid, ".incomplete", part, sizeof part) &&
             stat(part, &info) == 0 && info.st_size <= file->size)
@@ -411,7 +414,7 @@ static int64_t missing_bytes(const struct hub *hub) {
     return bytes;
 }
 
-static int check_disk(const struct hub *hub, int64_t missing, struct fault *fault) {
+static int check_disk_space(const struct hub *hub, int64_t missing, struct fault *fault) {
     const int64_t left = hub_disk_free(&hub->repo);
     if (missing == 0 || left >= missing + DISK_SPARE) return 0;
     return fault_set(fault, ERR_IO, "model",
@@ -423,11 +426,11 @@ static int check_disk(const struct hub *hub, int64_t missing, struct fault *faul
 static int fetch_wanted(struct hub *hub, struct fault *fault) {
     hub->total = missing_bytes(hub);
     hub->done = 0;
-    int rc = check_disk(hub, hub->total, fault);
+    int rc = check_disk_space(hub, hub->total, fault);
     for (size_t i = 0; rc == 0 && i < hub->tree.count; i++) {
         const struct hub_file *file = &hub->tree.files[i];
         if (!file->wanted) continue;
-        if (!is_blob(hub, file)) rc = fetch_blob(hub, file, fault);
+        if (!has_blob(hub, file)) rc = fetch_blob(hub, file, fault);
         if (!rc) rc = hub_link(&hub->repo, hub->commit, file, fault);
     }
     return rc;
@@ -445,7 +448,7 @@ static int want_by_index(struct hub *hub, struct fault *fault) {
     return rc;
 }
 
-static int put_path(const struct hub *hub, char *path, size_t size, struct fault *fault) {
+static int write_model_path(const struct hub *hub, char *path, size_t size, struct fault *fault) {
     const char *file = hub->choice.format == HUB_GGUF ? hub->tree.files[hub->choice.file].path : "";
     if (hub_snapshot_path(&hub->repo, hub->commit, file, path, size)) return 0;
     return fault_set(fault, ERR_LIMIT, "model", "the path of the cache is too long");
@@ -453,7 +456,7 @@ static int put_path(const struct hub *hub, char *path, size_t size, struct fault
 
 /* ---- The cache ---- */
 
-static bool names_tokenizer(const struct hub_tree *tree) {
+static bool lists_tokenizer(const struct hub_tree *tree) {
     return hub_tree_find(tree, "tokenizer.json") || hub_tree_find(tree, "vocab.json");
 }
 
@@ -478,8 +481,8 @@ static int check_listed(struct hub *hub) {
 
 /* Finds the model among the files that are here. `trusting`: also a directory of which nothing says
  * whether all files are here. */
-static int find_cached(struct hub *hub, bool trusting, char *path, size_t size,
-                       struct fault *fault) {
+static int find_hub_cached(struct hub *hub, bool trusting, char *path, size_t size,
+                           struct fault *fault) {
     char name[700];
     int rc = ERR_NOTFOUND;
     struct fault why = {0};
@@ -489,7 +492,7 @@ static int find_cached(struct hub *hub, bool trusting, char *path, size_t size,
         if (!rc) rc = hub_choose(&hub->name, &hub->tree, &hub->choice, &why);
         const int listed = check_listed(hub);
         if (!rc) rc = listed;
-        if (!rc && hub->choice.format == HUB_DIRECTORY && !names_tokenizer(&hub->tree))
+        if (!rc && hub->choice.format == HUB_DIRECTORY && !lists_tokenizer(&hub->tree))
             rc = ERR_NOTFOUND;
         if (!rc) rc = want_by_index(hub, &why);
         hub->unlisted = !rc && hub->unlisted;
@@ -498,13 +501,13 @@ static int find_cached(struct hub *hub, bool trusting, char *path, size_t size,
         log_warn("whether the cache has all files of %.200s is not known: another program fetched "
                  "them, or an earlier keepd",
                  name);
-    if (!rc && (!hub->unlisted || trusting)) return put_path(hub, path, size, fault);
+    if (!rc && (!hub->unlisted || trusting)) return write_model_path(hub, path, size, fault);
     hub_tree_close(&hub->tree);
     return fault_set(fault, ERR_NOTFOUND, "model", "%.200s is not in the cache, or not all of it",
                      name);
 }
 
-static int say_offline(const struct hub *hub, struct fault *fault) {
+static int refuse_offline(const struct hub *hub, struct fault *fault) {
     char name[700];
     hub_name_write(&hub->name, name, sizeof name);
     return fault_set(fault, ERR_NOTFOUND, "model",
@@ -516,13 +519,13 @@ static int say_offline(const struct hub *hub, struct fault *fault) {
 /* ---- The hub ---- */
 
 /* Bytes of memory that are left on this machine. A test may name others. */
-static int64_t memory_here(void) {
+static int64_t memory_left(void) {
     const char *test = getenv("KEEPD_TEST_MEMORY");
     return test ? atoll(test) : available_memory("");
 }
 
 static void print_models(const struct hub *hub, size_t chosen, FILE *out) {
-    const int64_t memory = memory_here();
+    const int64_t memory = memory_left();
     struct buf text;
     buf_open(&text, LIST_BYTES_MAX);
     hub_describe(&hub->tree, memory, chosen, &text);
@@ -533,8 +536,8 @@ static void print_models(const struct hub *hub, size_t chosen, FILE *out) {
 }
 
 /* A model that nobody has named is not fetched for nothing. */
-static int check_memory(const struct hub *hub, struct fault *fault) {
-    const int64_t need = hub_need(hub->choice.bytes), memory = memory_here();
+static int check_model_memory(const struct hub *hub, struct fault *fault) {
+    const int64_t need = hub_need(hub->choice.bytes), memory = memory_left();
     if (need <= memory) return 0;
     if (!hub->choice.by_default) {
         log_warn("%s needs %.2f GB of memory, and %.2f GB are available here", hub->name.repo,
@@ -555,16 +558,16 @@ static int open_hub(struct hub *hub, struct fault *fault) {
     if (!rc) rc = hub_http_open(hub_endpoint(), token, &hub->http, fault);
     if (rc) return rc;
     if (hub->unlisted) { /* the commit that the cache has; the hub may have it no more */
-        rc = get_tree(hub, fault);
+        rc = get_hub_tree(hub, fault);
         if (rc != ERR_NOTFOUND) return rc;
         hub_tree_close(&hub->tree);
     }
-    rc = get_commit(hub, fault);
-    return rc ? rc : get_tree(hub, fault);
+    rc = get_hub_commit(hub, fault);
+    return rc ? rc : get_hub_tree(hub, fault);
 }
 
 /* Where the list cannot be written, the next start asks the hub again. */
-static void note_files(const struct hub *hub) {
+static void write_hub_listing(const struct hub *hub) {
     struct fault why = {0};
     if (hub_listing_write(&hub->repo, hub->commit, &hub->tree, &why)) log_warn("%s", why.text);
 }
@@ -578,19 +581,19 @@ static int find_in_hub(struct hub *hub, char *path, size_t size, struct fault *f
     if (rc) return rc;
     const bool directory = hub->choice.format == HUB_DIRECTORY;
     const bool indexed = directory && hub_tree_find(&hub->tree, HUB_INDEX);
-    if (!indexed) rc = check_memory(hub, fault);
+    if (!indexed) rc = check_model_memory(hub, fault);
     if (rc) return rc;
-    if (directory) note_files(hub);
+    if (directory) write_hub_listing(hub);
     progress_open(&hub->progress, PROGRESS_FETCHING, isatty(STDERR_FILENO));
     rc = fetch_wanted(hub, fault);
     if (!rc && indexed) { /* the weights are known now */
         rc = want_by_index(hub, fault);
-        if (!rc) rc = check_memory(hub, fault);
+        if (!rc) rc = check_model_memory(hub, fault);
         if (!rc) rc = fetch_wanted(hub, fault);
     }
     progress_close(&hub->progress, rc == 0);
     if (!rc) rc = hub_ref_write(&hub->repo, hub->name.revision, hub->commit, fault);
-    return rc ? rc : put_path(hub, path, size, fault);
+    return rc ? rc : write_model_path(hub, path, size, fault);
 }
 
 static void close_hub(struct hub *hub) {
@@ -599,7 +602,7 @@ static void close_hub(struct hub *hub) {
     mem_free(hub);
 }
 
-static int open_name(const char *text, struct hub **out, struct fault *fault) {
+static int open_named_hub(const char *text, struct hub **out, struct fault *fault) {
     struct hub *hub = mem_must_alloc(1, sizeof *hub);
     int rc = hub_name_parse(text, &hub->name, fault);
     if (!rc) rc = hub_repo_open(hub->name.repo, &hub->repo, fault);
@@ -612,13 +615,13 @@ static int open_name(const char *text, struct hub **out, struct fault *fault) {
 
 int hub_find(const char *text, enum hub_use use, char *path, size_t size, struct fault *fault) {
     struct hub *hub;
-    int rc = open_name(text, &hub, fault);
+    int rc = open_named_hub(text, &hub, fault);
     if (rc) return rc;
     const bool offline = hub_is_offline(), here = use != HUB_PULL || offline;
     const bool trusting = offline || use == HUB_CACHED;
-    rc = here ? find_cached(hub, trusting, path, size, fault) : ERR_NOTFOUND;
+    rc = here ? find_hub_cached(hub, trusting, path, size, fault) : ERR_NOTFOUND;
     if (rc == ERR_NOTFOUND && offline)
-        rc = say_offline(hub, fault);
+        rc = refuse_offline(hub, fault);
     else if (rc == ERR_NOTFOUND && use != HUB_CACHED)
         rc = find_in_hub(hub, path, size, fault);
     if (rc && hub->unlisted)
@@ -631,9 +634,9 @@ int hub_find(const char *text, enum hub_use use, char *path, size_t size, struct
 
 int hub_list(const char *text, FILE *out, struct fault *fault) {
     struct hub *hub;
-    int rc = open_name(text, &hub, fault);
+    int rc = open_named_hub(text, &hub, fault);
     if (rc) return rc;
-    rc = hub_is_offline() ? say_offline(hub, fault) : open_hub(hub, fault);
+    rc = hub_is_offline() ? refuse_offline(hub, fault) : open_hub(hub, fault);
     if (!rc) {
         const int chosen = hub_choose(&hub->name, &hub->tree, &hub->choice, fault);
         print_models(

@@ -27,14 +27,14 @@
 
 /* ---- Environment ---- */
 
-static const char *env_of(const char *name) {
+static const char *hub_env(const char *name) {
     const char *value = getenv(name);
     return value && *value ? value : NULL;
 }
 
 /* Writes `folder` and `rest`; ~ in front is the user's home. */
-static bool put_folder(char *out, size_t size, const char *folder, const char *rest) {
-    const char *home = env_of("HOME");
+static bool write_folder_path(char *out, size_t size, const char *folder, const char *rest) {
+    const char *home = hub_env("HOME");
     const bool own = folder[0] == '~' && (folder[1] == '/' || !folder[1]);
     if (own && !home) return false;
     const int n = snprintf(out, size, "%s%s%s", own ? home : "", folder + (own ? 1 : 0), rest);
@@ -42,27 +42,27 @@ static bool put_folder(char *out, size_t size, const char *folder, const char *r
 }
 
 /* The home of the hub's files, with `rest` behind it. */
-static bool put_home(char *out, size_t size, const char *rest) {
-    const char *home = env_of("HF_HOME"), *service = env_of("CACHE_DIRECTORY");
-    const char *user = env_of("XDG_CACHE_HOME");
+static bool write_home_path(char *out, size_t size, const char *rest) {
+    const char *home = hub_env("HF_HOME"), *service = hub_env("CACHE_DIRECTORY");
+    const char *user = hub_env("XDG_CACHE_HOME");
     char tail[300], first[HUB_FOLDER_MAX];
-    if (home) return put_folder(out, size, home, rest);
+    if (home) return write_folder_path(out, size, home, rest);
     snprintf(tail, sizeof tail, "/huggingface%s", rest);
     if (service && service[0] == '/') { /* the first of several */
         snprintf(first, sizeof first, "%.*s", (int)strcspn(service, ":"), service);
-        return put_folder(out, size, first, tail);
+        return write_folder_path(out, size, first, tail);
     }
-    if (user) return put_folder(out, size, user, tail);
-    return put_folder(out, size, "~/.cache", tail);
+    if (user) return write_folder_path(out, size, user, tail);
+    return write_folder_path(out, size, "~/.cache", tail);
 }
 
 bool hub_cache_folder(char *out, size_t size) {
-    const char *given = env_of("HF_HUB_CACHE");
-    if (!given) given = env_of("HUGGINGFACE_HUB_CACHE");
-    return given ? put_folder(out, size, given, "") : put_home(out, size, "/hub");
+    const char *given = hub_env("HF_HUB_CACHE");
+    if (!given) given = hub_env("HUGGINGFACE_HUB_CACHE");
+    return given ? write_folder_path(out, size, given, "") : write_home_path(out, size, "/hub");
 }
 
-static bool is_true(const char *value) {
+static bool is_env_true(const char *value) {
     static const char *const words[] = {"1", "on", "yes", "true"};
     for (size_t i = 0; value && i < sizeof words / sizeof *words; i++)
         if (strcasecmp(value, words[i]) == 0) return true;
@@ -70,17 +70,17 @@ static bool is_true(const char *value) {
 }
 
 bool hub_is_offline(void) {
-    const char *hub = env_of("HF_HUB_OFFLINE");
-    return is_true(hub ? hub : env_of("TRANSFORMERS_OFFLINE"));
+    const char *hub = hub_env("HF_HUB_OFFLINE");
+    return is_env_true(hub ? hub : hub_env("TRANSFORMERS_OFFLINE"));
 }
 
 const char *hub_endpoint(void) {
-    const char *given = env_of("HF_ENDPOINT");
+    const char *given = hub_env("HF_ENDPOINT");
     return given ? given : "https://huggingface.co";
 }
 
 /* Copies a token without the blanks around it. It stands in a header, so it has no others. */
-static int take_token(const char *text, const char *where, char *out, size_t size,
+static int copy_token(const char *text, const char *where, char *out, size_t size,
                       struct fault *fault) {
     text += strspn(text, " \t\r\n");
     const size_t n = strcspn(text, " \t\r\n");
@@ -94,18 +94,19 @@ static int take_token(const char *text, const char *where, char *out, size_t siz
 }
 
 int hub_token(char *out, size_t size, struct fault *fault) {
-    const char *given = env_of("HF_TOKEN"), *path = env_of("HF_TOKEN_PATH");
+    const char *given = hub_env("HF_TOKEN"), *path = hub_env("HF_TOKEN_PATH");
     char file[HUB_FOLDER_MAX], *data = NULL;
     size_t bytes;
     struct fault ignored;
     out[0] = '\0';
-    if (is_true(env_of("HF_HUB_DISABLE_IMPLICIT_TOKEN"))) return 0;
-    if (!given) given = env_of("HUGGING_FACE_HUB_TOKEN");
-    if (given) return take_token(given, "the environment", out, size, fault);
-    if (!(path ? put_folder(file, sizeof file, path, "") : put_home(file, sizeof file, "/token")))
+    if (is_env_true(hub_env("HF_HUB_DISABLE_IMPLICIT_TOKEN"))) return 0;
+    if (!given) given = hub_env("HUGGING_FACE_HUB_TOKEN");
+    if (given) return copy_token(given, "the environment", out, size, fault);
+    if (!(path ? write_folder_path(file, sizeof file, path, "")
+               : write_home_path(file, sizeof file, "/token")))
         return 0;
     if (file_read(file, TOKEN_MAX, &data, &bytes, &ignored)) return 0;
-    int rc = take_token(data, file, out, size, fault);
+    int rc = copy_token(data, file, out, size, fault);
     mem_free(data);
     return rc;
 }
@@ -142,7 +143,7 @@ bool hub_blob_path(const struct hub_repo *repo, const char *oid, const char *end
     return n > 0 && (size_t)n < size;
 }
 
-static int path_fault(const char *path, struct fault *fault) {
+static int hub_path_fault(const char *path, struct fault *fault) {
     return fault_set(fault, ERR_IO, "model", "%.300s: %s", path, strerror(errno));
 }
 
@@ -151,7 +152,7 @@ int hub_make_folders(const char *file, struct fault *fault) {
     snprintf(path, sizeof path, "%s", file);
     for (char *at = strchr(path + 1, '/'); at; at = strchr(at + 1, '/')) {
         *at = '\0';
-        if (mkdir(path, 0777) != 0 && errno != EEXIST) return path_fault(path, fault);
+        if (mkdir(path, 0777) != 0 && errno != EEXIST) return hub_path_fault(path, fault);
         *at = '/';
     }
     return 0;
@@ -198,7 +199,7 @@ bool hub_ref_read(const struct hub_repo *repo, const char *revision, char commit
 
 /* Puts a file in place whole: written beside it and renamed. The path has room for the name beside
  * it. */
-static int put_file(const char *path, const char *data, size_t size, struct fault *fault) {
+static int write_whole_file(const char *path, const char *data, size_t size, struct fault *fault) {
     char fresh[PATH_MAX];
     snprintf(fresh, sizeof fresh, "%.*s.%ld.tmp", (int)sizeof fresh - 32, path, (long)getpid());
     int rc = hub_make_folders(path, fault);
@@ -207,7 +208,7 @@ static int put_file(const char *path, const char *data, size_t size, struct faul
     bool good = file && fwrite(data, 1, size, file) == size;
     if (file && fclose(file) != 0) good = false;
     if (good && rename(fresh, path) == 0) return 0;
-    rc = path_fault(fresh, fault);
+    rc = hub_path_fault(fresh, fault);
     (void)unlink(fresh);
     return rc;
 }
@@ -218,7 +219,7 @@ int hub_ref_write(const struct hub_repo *repo, const char *revision, const char 
     if (hub_is_commit(revision)) return 0;
     if (hub_ref_read(repo, revision, before) && strcmp(before, commit) == 0) return 0;
     if (!ref_path(repo, revision, path, sizeof path - 32)) return 0;
-    return put_file(path, commit, strlen(commit), fault);
+    return write_whole_file(path, commit, strlen(commit), fault);
 }
 
 /* ---- Lists of files ---- */
@@ -237,7 +238,7 @@ int hub_listing_write(const struct hub_repo *repo, const char *commit, const str
     for (size_t i = 0; i < tree->count; i++)
         buf_fmt(&text, "%" PRId64 " %s\n", tree->files[i].size, tree->files[i].path);
     int rc = text.failed ? fault_set(fault, ERR_NOMEM, "model", "no memory for the list of files")
-                         : put_file(path, text.data ? text.data : "", text.size, fault);
+                         : write_whole_file(path, text.data ? text.data : "", text.size, fault);
     buf_close(&text);
     return rc;
 }
@@ -266,8 +267,8 @@ bool hub_listing_read(const struct hub_repo *repo, const char *commit, struct hu
 
 /* ---- Snapshots ---- */
 
-static int scan_folder(const char *folder, size_t root, int depth, struct hub_tree *tree,
-                       struct fault *fault) {
+static int scan_snapshot_folder(const char *folder, size_t root, int depth, struct hub_tree *tree,
+                                struct fault *fault) {
     DIR *dir = opendir(folder);
     const struct dirent *entry;
     struct stat info;
@@ -278,7 +279,7 @@ static int scan_folder(const char *folder, size_t root, int depth, struct hub_tr
         const int n = snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
         if (n < 0 || (size_t)n >= sizeof path || stat(path, &info) != 0) continue;
         if (S_ISDIR(info.st_mode) && depth < SCAN_DEPTH_MAX)
-            rc = scan_folder(path, root, depth + 1, tree, fault);
+            rc = scan_snapshot_folder(path, root, depth + 1, tree, fault);
         else if (S_ISREG(info.st_mode) && strlen(path + root) < HUB_PATH_MAX)
             rc = hub_tree_add(tree, path + root, info.st_size, "", fault);
     }
@@ -290,7 +291,7 @@ int hub_snapshot_scan(const struct hub_repo *repo, const char *commit, struct hu
                       struct fault *fault) {
     char folder[PATH_MAX];
     if (!hub_snapshot_path(repo, commit, "", folder, sizeof folder)) return 0;
-    return scan_folder(folder, strlen(folder) + 1, 0, tree, fault);
+    return scan_snapshot_folder(folder, strlen(folder) + 1, 0, tree, fault);
 }
 
 int hub_link(const struct hub_repo *repo, const char *commit, const struct hub_file *file,
@@ -311,7 +312,7 @@ int hub_link(const struct hub_repo *repo, const char *commit, const struct hub_f
     snprintf(fresh, sizeof fresh, "%.*s.%ld.tmp", (int)sizeof fresh - 32, path, (long)getpid());
     (void)unlink(fresh);
     if (symlink(target, fresh) == 0 && rename(fresh, path) == 0) return 0;
-    rc = path_fault(path, fault);
+    rc = hub_path_fault(path, fault);
     (void)unlink(fresh);
     return rc;
 }
@@ -327,7 +328,7 @@ int hub_lock(const struct hub_repo *repo, const char *oid, void (*waits)(const c
     int rc = hub_make_folders(path, fault);
     if (rc) return rc;
     *fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (*fd < 0) return path_fault(path, fault);
+    if (*fd < 0) return hub_path_fault(path, fault);
     while (flock(*fd, LOCK_EX | LOCK_NB) != 0) {
         if (errno != EWOULDBLOCK && errno != EINTR) { /* a file system without locks */
             close(*fd);

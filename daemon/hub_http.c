@@ -40,14 +40,14 @@ struct get {
 
 /* ---- Addresses ---- */
 
-static bool is_loopback(const char *host) {
+static bool hub_is_loopback(const char *host) {
     const size_t size = strlen(host);
     return strcmp(host, "localhost") == 0 || strcmp(host, "[::1]") == 0 ||
            (strncmp(host, "127.", 4) == 0 && strspn(host, "0123456789.") == size);
 }
 
-static bool copy_part(const struct libcurl *curl, CURLU *url, CURLUPart part, char *out,
-                      size_t size) {
+static bool copy_url_part(const struct libcurl *curl, CURLU *url, CURLUPart part, char *out,
+                          size_t size) {
     char *text = NULL;
     const bool there = curl->url_get(url, part, &text, CURLU_DEFAULT_PORT) == CURLUE_OK;
     const bool fits = there && strlen(text) < size;
@@ -56,7 +56,7 @@ static bool copy_part(const struct libcurl *curl, CURLU *url, CURLUPart part, ch
     return fits;
 }
 
-static bool has_part(const struct libcurl *curl, CURLU *url, CURLUPart part) {
+static bool has_url_part(const struct libcurl *curl, CURLU *url, CURLUPart part) {
     char *text = NULL;
     const bool there = curl->url_get(url, part, &text, 0) == CURLUE_OK;
     if (there) curl->free(text);
@@ -68,13 +68,13 @@ static bool origin_of(const struct libcurl *curl, const char *address, struct or
     CURLU *url = curl->url();
     *out = (struct origin){0};
     const bool good = url && curl->url_set(url, CURLUPART_URL, address, 0) == CURLUE_OK &&
-                      copy_part(curl, url, CURLUPART_SCHEME, out->scheme, sizeof out->scheme) &&
-                      copy_part(curl, url, CURLUPART_HOST, out->host, sizeof out->host) &&
-                      copy_part(curl, url, CURLUPART_PORT, out->port, sizeof out->port) &&
-                      !has_part(curl, url, CURLUPART_USER) &&
-                      !has_part(curl, url, CURLUPART_PASSWORD);
+                      copy_url_part(curl, url, CURLUPART_SCHEME, out->scheme, sizeof out->scheme) &&
+                      copy_url_part(curl, url, CURLUPART_HOST, out->host, sizeof out->host) &&
+                      copy_url_part(curl, url, CURLUPART_PORT, out->port, sizeof out->port) &&
+                      !has_url_part(curl, url, CURLUPART_USER) &&
+                      !has_url_part(curl, url, CURLUPART_PASSWORD);
     if (url) curl->url_cleanup(url);
-    out->here = is_loopback(out->host);
+    out->here = hub_is_loopback(out->host);
     return good;
 }
 
@@ -92,7 +92,7 @@ static bool may_ask(const struct hub_http *http, const struct origin *to) {
 /* ---- Answers ---- */
 
 /* Copies the value of a header line if it has this name; line ends and blanks around it go. */
-static bool take_header(const char *line, size_t size, const char *name, char *out, size_t room) {
+static bool copy_header(const char *line, size_t size, const char *name, char *out, size_t room) {
     const size_t n = strlen(name);
     if (size <= n || line[n] != ':' || strncasecmp(line, name, n) != 0) return false;
     const char *from = line + n + 1, *end = line + size;
@@ -105,13 +105,13 @@ static bool take_header(const char *line, size_t size, const char *name, char *o
 }
 
 /* Link: <address>; rel="next" */
-static void take_next(const char *value, char out[1024]) {
+static void copy_next_page(const char *value, char out[1024]) {
     const char *end = value[0] == '<' ? strchr(value, '>') : NULL;
     if (end && strstr(end, "rel=\"next\"") && end - value - 1 < 1024)
         snprintf(out, 1024, "%.*s", (int)(end - value - 1), value + 1);
 }
 
-static void take_wait(struct hub_answer *answer, const char *seconds) {
+static void read_wait(struct hub_answer *answer, const char *seconds) {
     const int wait_s = atoi(seconds);
     if (wait_s > 0) answer->wait_s = wait_s < WAIT_MAX ? wait_s : WAIT_MAX;
 }
@@ -122,14 +122,14 @@ static size_t on_hub_header(char *data, size_t size, size_t count, void *arg) {
     const size_t all = size * count;
     char value[1200];
     if (all > 5 && memcmp(data, "HTTP/", 5) == 0) *answer = (struct hub_answer){0};
-    (void)take_header(data, all, "X-Error-Code", answer->code, sizeof answer->code);
-    (void)take_header(data, all, "X-Error-Message", answer->message, sizeof answer->message);
-    if (take_header(data, all, "Link", value, sizeof value)) take_next(value, answer->next);
-    if (take_header(data, all, "Retry-After", value, sizeof value)) take_wait(answer, value);
+    (void)copy_header(data, all, "X-Error-Code", answer->code, sizeof answer->code);
+    (void)copy_header(data, all, "X-Error-Message", answer->message, sizeof answer->message);
+    if (copy_header(data, all, "Link", value, sizeof value)) copy_next_page(value, answer->next);
+    if (copy_header(data, all, "Retry-After", value, sizeof value)) read_wait(answer, value);
     /* RateLimit: "api";r=0;t=55 */
-    if (take_header(data, all, "RateLimit", value, sizeof value) && strstr(value, ";r=0;t="))
-        take_wait(answer, strstr(value, ";r=0;t=") + 7);
-    if (take_header(data, all, "Content-Range", value, sizeof value) &&
+    if (copy_header(data, all, "RateLimit", value, sizeof value) && strstr(value, ";r=0;t="))
+        read_wait(answer, strstr(value, ";r=0;t=") + 7);
+    if (copy_header(data, all, "Content-Range", value, sizeof value) &&
         strncasecmp(value, "bytes ", 6) == 0)
         answer->from = strtoll(value + 6, NULL, 10);
     return all;
@@ -159,8 +159,8 @@ static struct curl_slist *hub_headers(const struct hub_http *http, const struct 
 }
 
 /* Asks one address, without following where it points. The range goes to every host on the way. */
-static CURLcode ask_once(struct get *get, const char *url, const struct origin *to, int64_t from,
-                         bool large, char why[CURL_ERROR_SIZE]) {
+static CURLcode request_once(struct get *get, const char *url, const struct origin *to,
+                             int64_t from, bool large, char why[CURL_ERROR_SIZE]) {
     const struct libcurl *curl = &get->http->curl;
     CURL *easy = get->http->easy;
     struct curl_slist *headers = hub_headers(get->http, to);
@@ -191,7 +191,7 @@ static CURLcode ask_once(struct get *get, const char *url, const struct origin *
     return code;
 }
 
-static bool is_redirect(long status) {
+static bool is_redirect_status(long status) {
     return status == 301 || status == 302 || status == 303 || status == 307 || status == 308;
 }
 
@@ -237,13 +237,13 @@ int hub_http_get(struct hub_http *http, const char *path, int64_t from, bool lar
         struct origin to;
         if (!origin_of(&http->curl, url, &to) || !may_ask(http, &to))
             return refuse_address(url, fault);
-        CURLcode code = ask_once(&get, url, &to, from, large, why);
+        CURLcode code = request_once(&get, url, &to, from, large, why);
         if (get.stopped) return ERR_STOPPED;
         if (code != CURLE_OK) return hub_fault(http, answer, code, why, fault);
         if (answer->status == 200 || answer->status == 206) return 0;
         next = NULL;
         http->curl.easy_getinfo(http->easy, CURLINFO_REDIRECT_URL, &next);
-        if (!is_redirect(answer->status) || !next)
+        if (!is_redirect_status(answer->status) || !next)
             return hub_fault(http, answer, CURLE_OK, "", fault);
         n = snprintf(url, sizeof url, "%s", next);
     }
@@ -253,7 +253,7 @@ int hub_http_get(struct hub_http *http, const char *path, int64_t from, bool lar
 
 /* ---- Life ---- */
 
-static int set_endpoint(struct hub_http *http, const char *endpoint, struct fault *fault) {
+static int set_hub_endpoint(struct hub_http *http, const char *endpoint, struct fault *fault) {
     size_t size = strlen(endpoint);
     while (size > 0 && endpoint[size - 1] == '/') size--;
     if (size > 1024 || !origin_of(&http->curl, endpoint, &http->hub))
@@ -273,7 +273,7 @@ int hub_http_open(const char *endpoint, const char *token, struct hub_http **out
     *out = NULL;
     http->token = mem_must_strdup(token);
     int rc = libcurl_load(&http->curl, "model", fault);
-    if (!rc) rc = set_endpoint(http, endpoint, fault);
+    if (!rc) rc = set_hub_endpoint(http, endpoint, fault);
     if (!rc && !(http->easy = http->curl.easy_init()))
         rc = fault_set(fault, ERR_NOMEM, "model", "no memory");
     if (rc)

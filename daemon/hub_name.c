@@ -34,7 +34,7 @@ bool hub_is_name(const char *text) {
 }
 
 /* Passes over what says that a name is one of the hub. */
-static const char *skip_front(const char *text, bool *address) {
+static const char *skip_hub_prefix(const char *text, bool *address) {
     static const char *const fronts[] = {"https://huggingface.co/",
                                          "http://huggingface.co/",
                                          "https://hf.co/",
@@ -63,7 +63,7 @@ static bool is_repo_part(const char *part, size_t size) {
 }
 
 /* A relative path without parts that lead elsewhere or that no name has. */
-static bool is_path(const char *path) {
+static bool is_hub_path(const char *path) {
     const size_t size = strlen(path);
     if (size == 0 || size >= HUB_PATH_MAX || path[0] == '/' || path[size - 1] == '/') return false;
     for (const char *at = path; *at; at++)
@@ -75,20 +75,20 @@ static bool is_path(const char *path) {
     return true;
 }
 
-static bool is_revision(const char *text) {
-    return is_path(text) &&
+static bool is_hub_revision(const char *text) {
+    return is_hub_path(text) &&
            !text[strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
                               "0123456789._-/+")];
 }
 
-static int refuse_name(const char *text, struct fault *fault) {
+static int refuse_hub_name(const char *text, struct fault *fault) {
     return fault_set(fault, ERR_INVALID, "model",
                      "%.120s is no name of a model in the hub: hf:OWNER/NAME, perhaps with "
                      "@REVISION, and with :QUANTISATION or :FILE.gguf at the end",
                      text);
 }
 
-static bool take_text(char *out, size_t room, const char *from, size_t size) {
+static bool copy_name_part(char *out, size_t room, const char *from, size_t size) {
     if (size == 0 || size >= room) return false;
     memcpy(out, from, size);
     out[size] = '\0';
@@ -97,7 +97,7 @@ static bool take_text(char *out, size_t room, const char *from, size_t size) {
 
 /* Reads the rest of an address behind the repository: /tree/REVISION, /blob/REVISION/FILE,
  * /resolve/REVISION/FILE. A revision in it has no slash. */
-static bool parse_address(const char *rest, struct hub_name *name) {
+static bool parse_hub_address(const char *rest, struct hub_name *name) {
     char whole[512];
     if (strlen(rest) >= sizeof whole) return false;
     strcpy(whole, rest);
@@ -110,20 +110,20 @@ static bool parse_address(const char *rest, struct hub_name *name) {
     if (!tree && !file) return false;
     at += kind + (at[kind] == '/');
     const size_t revision = strcspn(at, "/");
-    if (!take_text(name->revision, sizeof name->revision, at, revision)) return false;
+    if (!copy_name_part(name->revision, sizeof name->revision, at, revision)) return false;
     at += revision + (at[revision] == '/');
     if (!*at) return tree;
-    return file && take_text(name->pick, sizeof name->pick, at, strlen(at));
+    return file && copy_name_part(name->pick, sizeof name->pick, at, strlen(at));
 }
 
 /* Reads the rest of a name behind the repository: @REVISION and :PICK, in any order. */
-static bool parse_rest(const char *rest, struct hub_name *name) {
+static bool parse_hub_suffixes(const char *rest, struct hub_name *name) {
     while (*rest) {
         const size_t size = strcspn(rest + 1, *rest == '@' ? ":" : "@");
-        const bool taken = *rest == '@'
-                               ? take_text(name->revision, sizeof name->revision, rest + 1, size)
-                           : *rest == ':' ? take_text(name->pick, sizeof name->pick, rest + 1, size)
-                                          : false;
+        const bool taken =
+            *rest == '@'   ? copy_name_part(name->revision, sizeof name->revision, rest + 1, size)
+            : *rest == ':' ? copy_name_part(name->pick, sizeof name->pick, rest + 1, size)
+                           : false;
         if (!taken) return false;
         rest += 1 + size;
     }
@@ -132,19 +132,20 @@ static bool parse_rest(const char *rest, struct hub_name *name) {
 
 int hub_name_parse(const char *text, struct hub_name *name, struct fault *fault) {
     bool address;
-    const char *at = skip_front(text, &address);
+    const char *at = skip_hub_prefix(text, &address);
     const size_t owner = strspn(at, repo_letters);
     *name = (struct hub_name){.revision = "main"};
-    if (at[owner] != '/') return refuse_name(text, fault);
+    if (at[owner] != '/') return refuse_hub_name(text, fault);
     const size_t own = strspn(at + owner + 1, repo_letters), size = owner + 1 + own;
     if (!is_repo_part(at, owner) || !is_repo_part(at + owner + 1, own) ||
-        !take_text(name->repo, sizeof name->repo, at, size))
-        return refuse_name(text, fault);
+        !copy_name_part(name->repo, sizeof name->repo, at, size))
+        return refuse_hub_name(text, fault);
     at += size;
-    const bool good = address && (*at == '/' || *at == '?' || *at == '#') ? parse_address(at, name)
-                                                                          : parse_rest(at, name);
-    if (!good || !is_revision(name->revision) || (name->pick[0] && !is_path(name->pick)))
-        return refuse_name(text, fault);
+    const bool good = address && (*at == '/' || *at == '?' || *at == '#')
+                          ? parse_hub_address(at, name)
+                          : parse_hub_suffixes(at, name);
+    if (!good || !is_hub_revision(name->revision) || (name->pick[0] && !is_hub_path(name->pick)))
+        return refuse_hub_name(text, fault);
     return 0;
 }
 
@@ -157,7 +158,7 @@ void hub_name_write(const struct hub_name *name, char *out, size_t size) {
 /* ---- Trees ---- */
 
 /* Lower-case hexadecimal digits, as many as SHA-1 or SHA-256 has. */
-static bool is_oid(const char *text) {
+static bool is_hub_oid(const char *text) {
     const size_t size = strlen(text);
     return (size == 40 || size == 64) && !text[strspn(text, "0123456789abcdef")];
 }
@@ -175,7 +176,7 @@ static bool grow_tree(struct hub_tree *tree) {
 
 int hub_tree_add(struct hub_tree *tree, const char *path, int64_t size, const char *oid,
                  struct fault *fault) {
-    if (!is_path(path) || size < 0 || size > HUB_SIZE_MAX || (oid[0] && !is_oid(oid)))
+    if (!is_hub_path(path) || size < 0 || size > HUB_SIZE_MAX || (oid[0] && !is_hub_oid(oid)))
         return fault_set(fault, ERR_MALFORMED, "model",
                          "the repository has a file whose name, size or sum is none");
     if (tree->count == HUB_FILES_MAX)
@@ -201,7 +202,7 @@ static int read_tree_item(struct hub_tree *tree, const cJSON *item, struct fault
     if (!rc) rc = json_str(lfs ? lfs : item, "tree", "oid", &oid, fault);
     if (!rc) rc = json_int(lfs ? lfs : item, "tree", "size", 0, HUB_SIZE_MAX, &size, fault);
     if (rc) return rc;
-    if (!is_oid(oid))
+    if (!is_hub_oid(oid))
         return fault_set(fault, ERR_MALFORMED, "model", "the hub gives no sum of %.200s", path);
     return hub_tree_add(tree, path, size, oid, fault);
 }
@@ -226,12 +227,12 @@ void hub_tree_close(struct hub_tree *tree) {
     *tree = (struct hub_tree){0};
 }
 
-static int by_path(const void *a, const void *b) {
+static int hub_by_path(const void *a, const void *b) {
     return strcmp(((const struct hub_file *)a)->path, ((const struct hub_file *)b)->path);
 }
 
-static void sort_tree(struct hub_tree *tree) {
-    if (tree->count) qsort(tree->files, tree->count, sizeof *tree->files, by_path);
+static void sort_hub_tree(struct hub_tree *tree) {
+    if (tree->count) qsort(tree->files, tree->count, sizeof *tree->files, hub_by_path);
 }
 
 struct hub_file *hub_tree_find(const struct hub_tree *tree, const char *path) {
@@ -239,12 +240,12 @@ struct hub_file *hub_tree_find(const struct hub_tree *tree, const char *path) {
     struct hub_file wanted = {.path = copy};
     if (tree->count == 0 || strlen(path) >= sizeof copy) return NULL;
     strcpy(copy, path);
-    return bsearch(&wanted, tree->files, tree->count, sizeof wanted, by_path);
+    return bsearch(&wanted, tree->files, tree->count, sizeof wanted, hub_by_path);
 }
 
 /* ---- GGUF models ---- */
 
-static const char *base_of(const char *path) {
+static const char *file_name_of(const char *path) {
     const char *slash = strrchr(path, '/');
     return slash ? slash + 1 : path;
 }
@@ -256,7 +257,7 @@ static bool ends_without_case(const char *text, size_t size, const char *end) {
 
 /* Looks for `word` in the path, in any case; with a border of a word before and behind it. `end`:
  * nothing follows it in the first `size` bytes. */
-static bool has_word(const char *path, size_t size, const char *word, bool end) {
+static bool has_path_word(const char *path, size_t size, const char *word, bool end) {
     const size_t length = strlen(word);
     for (size_t i = 0; i + length <= size; i++) {
         if (strncasecmp(path + i, word, length) != 0) continue;
@@ -270,7 +271,7 @@ static bool has_word(const char *path, size_t size, const char *word, bool end) 
 }
 
 /* "a/b-Q8_0-00002-of-00003.gguf": the size of "a/b-Q8_0", part 2 of 3. */
-static size_t split_path(const char *path, int *part, int *parts) {
+static size_t split_part_path(const char *path, int *part, int *parts) {
     static const char form[] = "-00000-of-00000";
     const size_t size = strlen(path) - strlen(".gguf"), tail = sizeof form - 1;
     *part = *parts = 1;
@@ -285,7 +286,7 @@ static size_t split_path(const char *path, int *part, int *parts) {
 
 static bool is_model_gguf(const char *path) {
     static const char *const others[] = {"mmproj", "imatrix", "mtp-", "eagle3-", "dflash-"};
-    const char *base = base_of(path);
+    const char *base = file_name_of(path);
     if (!ends_without_case(path, strlen(path), ".gguf")) return false;
     for (size_t i = 0; i < COUNT(others); i++)
         if (strcasestr(base, others[i])) return false;
@@ -304,8 +305,8 @@ static bool is_quantisation(const char *text, size_t size) {
 }
 
 /* The last part of the name if it is a quantisation, with UD- in front; else the whole name. */
-static void label_of(const char *path, size_t size, char out[64]) {
-    const char *base = base_of(path), *end = path + size, *last = end;
+static void write_quantisation(const char *path, size_t size, char out[64]) {
+    const char *base = file_name_of(path), *end = path + size, *last = end;
     while (last > base && last[-1] != '-' && last[-1] != '.') last--;
     const bool known = is_quantisation(last, (size_t)(end - last));
     if (known && last - base >= 3 && strncasecmp(last - 3, "UD-", 3) == 0) last -= 3;
@@ -313,19 +314,20 @@ static void label_of(const char *path, size_t size, char out[64]) {
     snprintf(out, 64, "%.*s", (int)(end - last), last);
 }
 
-static int by_size(const void *a, const void *b) {
+static int hub_by_size(const void *a, const void *b) {
     const struct hub_model *x = a, *y = b;
     if (x->bytes != y->bytes) return x->bytes < y->bytes ? -1 : 1;
     return x->first < y->first ? -1 : x->first > y->first;
 }
 
 /* The first part of the model of which this file is one. */
-static struct hub_model *model_with(const struct hub_tree *tree, struct hub_model *models,
-                                    size_t count, const char *path, size_t size, int parts) {
+static struct hub_model *find_model_of_part(const struct hub_tree *tree, struct hub_model *models,
+                                            size_t count, const char *path, size_t size,
+                                            int parts) {
     for (size_t i = 0; i < count; i++) {
         const char *other = tree->files[models[i].first].path;
         int part, others;
-        if (split_path(other, &part, &others) == size && others == parts &&
+        if (split_part_path(other, &part, &others) == size && others == parts &&
             strncmp(other, path, size) == 0)
             return &models[i];
     }
@@ -338,20 +340,20 @@ size_t hub_models(const struct hub_tree *tree, struct hub_model *out) {
         const char *path = tree->files[i].path;
         int part, parts;
         if (!is_model_gguf(path)) continue;
-        const size_t size = split_path(path, &part, &parts);
+        const size_t size = split_part_path(path, &part, &parts);
         struct hub_model *model =
-            parts > 1 ? model_with(tree, out, count, path, size, parts) : NULL;
+            parts > 1 ? find_model_of_part(tree, out, count, path, size, parts) : NULL;
         if (!model) {
             if (count == HUB_MODELS_MAX) continue;
             model = &out[count++];
             *model = (struct hub_model){.first = i, .parts = parts};
-            label_of(path, size, model->label);
+            write_quantisation(path, size, model->label);
         }
         if (part == 1) model->first = i;
         model->found++;
         model->bytes += tree->files[i].size;
     }
-    qsort(out, count, sizeof *out, by_size);
+    qsort(out, count, sizeof *out, hub_by_size);
     return count;
 }
 
@@ -369,9 +371,9 @@ bool hub_is_read(const char *label) {
 
 /* ---- Choosing ---- */
 
-static size_t stem_of(const struct hub_tree *tree, const struct hub_model *model) {
+static size_t model_stem_size(const struct hub_tree *tree, const struct hub_model *model) {
     int part, parts;
-    return split_path(tree->files[model->first].path, &part, &parts);
+    return split_part_path(tree->files[model->first].path, &part, &parts);
 }
 
 /* The model that a pick names: a file by its path or its name, else the shortest name that ends
@@ -383,11 +385,11 @@ static const struct hub_model *find_picked(const struct hub_tree *tree,
     for (int pass = 0; pass < 4 && !found; pass++)
         for (size_t i = 0; i < count; i++) {
             const char *path = tree->files[models[i].first].path;
-            const size_t size = stem_of(tree, &models[i]);
+            const size_t size = model_stem_size(tree, &models[i]);
             const bool fits = pass == 0   ? strcmp(path, pick) == 0
-                              : pass == 1 ? strcmp(base_of(path), pick) == 0
-                                          : has_word(path, size, pick, pass == 2);
-            if (fits && (!found || size < stem_of(tree, found))) found = &models[i];
+                              : pass == 1 ? strcmp(file_name_of(path), pick) == 0
+                                          : has_path_word(path, size, pick, pass == 2);
+            if (fits && (!found || size < model_stem_size(tree, found))) found = &models[i];
         }
     return found;
 }
@@ -406,23 +408,24 @@ static const struct hub_model *find_default(const struct hub_tree *tree,
     return count ? &models[0] : NULL;
 }
 
-static int want_parts(struct hub_tree *tree, const struct hub_model *model, struct fault *fault) {
+static int want_model_parts(struct hub_tree *tree, const struct hub_model *model,
+                            struct fault *fault) {
     const char *first = tree->files[model->first].path;
-    const size_t size = stem_of(tree, model);
+    const size_t size = model_stem_size(tree, model);
     if (model->found != model->parts)
         return fault_set(fault, ERR_NOTFOUND, "model", "%.200s: the repository has %d of %d parts",
                          first, model->found, model->parts);
     for (size_t i = 0; i < tree->count; i++) {
         const char *path = tree->files[i].path;
         int part, parts;
-        if (is_model_gguf(path) && split_path(path, &part, &parts) == size &&
+        if (is_model_gguf(path) && split_part_path(path, &part, &parts) == size &&
             parts == model->parts && strncmp(path, first, size) == 0)
             tree->files[i].wanted = true;
     }
     return 0;
 }
 
-static bool is_weights(const char *path) {
+static bool hub_is_weights(const char *path) {
     return ends_without_case(path, strlen(path), ".safetensors") && !strchr(path, '/') &&
            strncmp(path, "adapter_model", 13) != 0 && strncmp(path, "consolidated", 12) != 0 &&
            strcmp(path, "gates.safetensors") != 0;
@@ -432,14 +435,14 @@ static bool is_directory_model(const struct hub_tree *tree) {
     bool config = false, weights = false;
     for (size_t i = 0; i < tree->count; i++) {
         config = config || strcmp(tree->files[i].path, "config.json") == 0;
-        weights = weights || is_weights(tree->files[i].path);
+        weights = weights || hub_is_weights(tree->files[i].path);
     }
     return config && weights;
 }
 
 /* The files beside the weights that a directory needs. modules.json may name any folder for the
  * settings of vectors (model/pooling.h); without it they are in 1_Pooling. */
-static bool is_beside(const char *path, bool has_modules) {
+static bool is_beside_weights(const char *path, bool has_modules) {
     static const char *const names[] = {"config.json",
                                         "generation_config.json",
                                         "tokenizer.json",
@@ -461,7 +464,7 @@ static bool is_beside(const char *path, bool has_modules) {
                                         "additional_chat_templates/tool_use.jinja"};
     for (size_t i = 0; i < COUNT(names); i++)
         if (strcmp(path, names[i]) == 0) return true;
-    return has_modules && strchr(path, '/') && strcmp(base_of(path), "config.json") == 0;
+    return has_modules && strchr(path, '/') && strcmp(file_name_of(path), "config.json") == 0;
 }
 
 static int choose_directory(struct hub_tree *tree, struct hub_choice *choice, struct fault *fault) {
@@ -475,7 +478,7 @@ static int choose_directory(struct hub_tree *tree, struct hub_choice *choice, st
                          "the repository has neither model.safetensors nor " HUB_INDEX);
     for (size_t i = 0; i < tree->count; i++) {
         struct hub_file *file = &tree->files[i];
-        file->wanted = is_beside(file->path, has_modules) && file->size <= SMALL_BYTES_MAX;
+        file->wanted = is_beside_weights(file->path, has_modules) && file->size <= SMALL_BYTES_MAX;
     }
     if (!index) {
         whole->wanted = true;
@@ -497,14 +500,14 @@ static int choose_gguf(const struct hub_name *name, struct hub_tree *tree,
     choice->file = model->first;
     choice->bytes = model->bytes;
     memcpy(choice->label, model->label, sizeof choice->label);
-    return want_parts(tree, model, fault);
+    return want_model_parts(tree, model, fault);
 }
 
 int hub_choose(const struct hub_name *name, struct hub_tree *tree, struct hub_choice *choice,
                struct fault *fault) {
     struct hub_model *models = mem_must_alloc(HUB_MODELS_MAX, sizeof *models);
     int rc;
-    sort_tree(tree);
+    sort_hub_tree(tree);
     const size_t count = hub_models(tree, models);
     *choice = (struct hub_choice){0};
     for (size_t i = 0; i < tree->count; i++) tree->files[i].wanted = false;
@@ -563,7 +566,7 @@ void hub_describe(const struct hub_tree *tree, int64_t memory, size_t chosen, st
     const size_t count = hub_models(tree, models);
     int64_t bytes = 0;
     for (size_t i = 0; i < tree->count; i++)
-        if (is_weights(tree->files[i].path)) bytes += tree->files[i].size;
+        if (hub_is_weights(tree->files[i].path)) bytes += tree->files[i].size;
     if (is_directory_model(tree))
         describe_model("safetensors", bytes, words[hub_need(bytes) <= memory], "", out);
     for (size_t i = 0; i < count; i++) {

@@ -281,7 +281,7 @@ static bool is_none(const cJSON *node) {
     return cJSON_IsFalse(node) || (cJSON_IsNumber(node) && node->valuedouble == 0);
 }
 
-static bool is_optional(const char *name) {
+static bool is_optional_field(const char *name) {
     for (size_t i = 0; name && i < sizeof optional_fields / sizeof optional_fields[0]; i++)
         if (strcmp(name, optional_fields[i]) == 0) return true;
     return false;
@@ -291,6 +291,6 @@ void model_config_none_to_null(cJSON *object, int depth) {
     cJSON *node;
     cJSON_ArrayForEach(node, object) {
         if (cJSON_IsObject(node) && depth > 1) model_config_none_to_null(node, depth - 1);
-        if (is_optional(node->string) && is_none(node)) node->type = cJSON_NULL;
+        if (is_optional_field(node->string) && is_none(node)) node->type = cJSON_NULL;
     }
 }

@@ -45,7 +45,7 @@ int oai_read_pooling(struct oai_reader *r) {
 
 /* Texts of numbers are written on the loop, where nobody else is served meanwhile; base64 costs an
  * eighth of it. */
-static int check_numbers(const struct oai_reader *r) {
+static int check_vector_numbers(const struct oai_reader *r) {
     const struct oai_request *out = r->out;
     const int64_t numbers = (int64_t)out->prompt_count * out->dimensions;
     const int64_t most = out->base64 ? OAI_NUMBERS_BASE64 : OAI_NUMBERS_FLOAT;
@@ -57,7 +57,7 @@ static int check_numbers(const struct oai_reader *r) {
                        out->base64 ? "" : ", or ask for base64");
 }
 
-static int read_encoding(struct oai_reader *r) {
+static int read_vector_encoding(struct oai_reader *r) {
     const char *format = NULL;
     if (oai_get_str(r, NULL, r->body, "encoding_format", &format)) return -1;
     r->out->base64 = format && strcmp(format, "base64") == 0;
@@ -71,7 +71,8 @@ static int parse(struct oai_reader *r) {
     bool normalise = true;
     const char *unused = NULL;
     out->dimensions = r->rules->info->width;
-    if (oai_read_pooling(r) || oai_read_texts(r, "input", OAI_INPUTS_MAX) || read_encoding(r) ||
+    if (oai_read_pooling(r) || oai_read_texts(r, "input", OAI_INPUTS_MAX) ||
+        read_vector_encoding(r) ||
         oai_get_int(r, NULL, r->body, "dimensions", 1, out->dimensions, &out->dimensions) ||
         oai_get_bool(r, NULL, r->body, "normalize", &normalise) ||
         oai_get_int(r, NULL, r->body, "truncate_prompt_tokens", -1, INT32_MAX, &out->truncate) ||
@@ -81,7 +82,7 @@ static int parse(struct oai_reader *r) {
     out->sampling.dimensions = out->dimensions;
     if (json_get(r->body, "truncate_prompt_tokens") && out->truncate == 0)
         return oai_invalid(r, "truncate_prompt_tokens", "expected -1 or at least 1");
-    return check_numbers(r);
+    return check_vector_numbers(r);
 }
 
 /* --- the answer --- */

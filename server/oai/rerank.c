@@ -47,14 +47,14 @@ static int check_judge(struct oai_reader *r) {
 
 /* --- requests --- */
 
-static const char *text_at(const cJSON *node) {
+static const char *rerank_text_of(const cJSON *node) {
     const cJSON *text = cJSON_IsObject(node) ? json_get(node, "text") : node;
     return cJSON_IsString(text) ? text->valuestring : NULL;
 }
 
 /* Reads a text or a list of texts, each a string or an object with one; *one: it is no list. */
-static int read_side(struct oai_reader *r, const char *name, const char ***texts, int *count,
-                     bool *one) {
+static int read_rerank_texts(struct oai_reader *r, const char *name, const char ***texts,
+                             int *count, bool *one) {
     const cJSON *side = json_get(r->body, name), *node;
     char path[OAI_PATH];
     if (!side) return oai_missing_here(r, name);
@@ -67,7 +67,7 @@ static int read_side(struct oai_reader *r, const char *name, const char ***texts
     if (!*texts) return oai_no_memory(r);
     node = *one ? side : side->child;
     for (int i = 0; i < *count; i++, node = node->next) {
-        if (((*texts)[i] = text_at(node))) continue;
+        if (((*texts)[i] = rerank_text_of(node))) continue;
         oai_path(path, *one ? "%s" : "%s[%d]", name, i);
         return oai_invalid(r, path, "expected a string or an object with 'text', found %s",
                            json_type_name(node));
@@ -75,7 +75,7 @@ static int read_side(struct oai_reader *r, const char *name, const char ***texts
     return 0;
 }
 
-static struct oai_text copy_text(const struct oai_reader *r, const char *text) {
+static struct oai_text copy_document(const struct oai_reader *r, const char *text) {
     struct oai_text copy = {0};
     copy.text = json_arena_text(r->arena, text, &copy.size);
     char *own = copy.text ? arena_alloc(r->arena, copy.size + 1, 1) : NULL;
@@ -102,7 +102,7 @@ static int add_pairs(struct oai_reader *r, const char *const *queries, int query
     return 0;
 }
 
-static void judge(struct oai_reader *r) {
+static void judge_pairs(struct oai_reader *r) {
     struct engine_request *sampling = &r->out->sampling;
     sampling->pooling = ENGINE_POOL_NEXT;
     sampling->judged = r->rules->verdict.ids;
@@ -164,7 +164,7 @@ static int keep_documents(struct oai_reader *r, const char *const *documents, in
     struct oai_text *kept = arena_alloc(r->arena, (size_t)count, sizeof *kept);
     if (!kept) return oai_no_memory(r);
     for (int i = 0; i < count; i++) {
-        kept[i] = copy_text(r, documents[i]);
+        kept[i] = copy_document(r, documents[i]);
         if (!kept[i].text) return oai_no_memory(r);
     }
     r->out->documents = kept;
@@ -180,7 +180,7 @@ static int parse_rerank(struct oai_reader *r) {
     out->prompt_list = true;
     if (check_judge(r) || oai_get_str(r, NULL, r->body, "query", &query)) return -1;
     if (!query) return oai_missing_here(r, "query");
-    if (read_side(r, "documents", &documents, &count, &one)) return -1;
+    if (read_rerank_texts(r, "documents", &documents, &count, &one)) return -1;
     if (one) return oai_invalid(r, "documents", "expected an array of texts");
     out->top = count;
     if (oai_get_int(r, NULL, r->body, "top_n", 1, INT32_MAX, &out->top) ||
@@ -189,7 +189,7 @@ static int parse_rerank(struct oai_reader *r) {
         (returned && keep_documents(r, documents, count)))
         return -1;
     if (out->top > count) out->top = count;
-    judge(r);
+    judge_pairs(r);
     return 0;
 }
 
@@ -209,8 +209,8 @@ static int parse_score(struct oai_reader *r) {
     const char **first = NULL, **second = NULL;
     bool one = false, other = false;
     int first_count = 0, count = 0;
-    if (check_judge(r) || read_side(r, "text_1", &first, &first_count, &one) ||
-        read_side(r, "text_2", &second, &count, &other))
+    if (check_judge(r) || read_rerank_texts(r, "text_1", &first, &first_count, &one) ||
+        read_rerank_texts(r, "text_2", &second, &count, &other))
         return -1;
     out->prompt_field = "text_2";
     out->prompt_list = !other;
@@ -220,7 +220,7 @@ static int parse_score(struct oai_reader *r) {
                            "found %d",
                            first_count, count);
     if (add_pairs(r, first, first_count, second, count)) return -1;
-    judge(r);
+    judge_pairs(r);
     return 0;
 }
 
