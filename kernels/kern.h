@@ -447,8 +447,9 @@ struct kern_rope {
  * heads share: k[h] = up_k[h]^T c | r, v[h] = up_v[h] c. The products are left to queries and to
  * results: q . k[h] = (up_k[h] q) . c + ..., so that the cache has c | r alone, one KV head whose
  * values are the first `rank` numbers of its keys (kern_cache_options.latent). */
+#define KERN_LATENT_HEADS_MAX 256
 struct kern_latent {
-    int heads;
+    int heads; /* at most KERN_LATENT_HEADS_MAX */
     int rank;                        /* numbers of c */
     int still;                       /* numbers of a head's query that do not rotate */
     int turned;                      /* and those behind them that do, even */

@@ -690,6 +690,89 @@ static void op_attend(struct kern *kern, int layer, float *out, const float *qkv
     ranks_each(ranks, attend_on, &op);
 }
 
+/* ---- Latent attention: the heads' products ---- */
+
+struct latent_op {
+    struct view y, x, entries, norm;
+    const struct kern_latent *latent;
+    int rows;
+};
+
+/* The rank's weights of the heads [first, first + count). */
+static void own_heads(struct kern_weight *const *weights, int first, int count, int rank,
+                      struct kern_weight **own) {
+    for (int h = 0; h < count; h++) own[h] = weights[first + h]->rank[rank];
+}
+
+/* All heads' products on every rank: each may observe the whole group. */
+static void latent_in_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
+    (void)ranks;
+    const struct latent_op *op = arg;
+    struct kern_weight *up_k[KERN_LATENT_HEADS_MAX];
+    struct kern_latent latent = *op->latent;
+    own_heads(latent.up_k, 0, latent.heads, rank, up_k);
+    latent.up_k = up_k;
+    latent.up_v = NULL;
+    latent.norm = on(op->norm, rank);
+    kern->ops->latent_in(kern, on(op->y, rank), on(op->x, rank), on(op->entries, rank), &latent,
+                         op->rows);
+}
+
+static void op_latent_in(struct kern *kern, float *qkv, const float *q, const float *entries,
+                         const struct kern_latent *latent, int rows) {
+    struct ranks *ranks = ranks_of(kern);
+    struct latent_op op = {.x = view_as(ranks, q, false),
+                           .entries = view_as(ranks, entries, false),
+                           .y = view_to(ranks, qkv, true),
+                           .norm = view_as(ranks, latent->norm, false),
+                           .latent = latent,
+                           .rows = rows};
+    ranks_each(ranks, latent_in_on, &op);
+}
+
+static void latent_out_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
+    const struct latent_op *op = arg;
+    struct kern_weight *up_v[KERN_LATENT_HEADS_MAX];
+    struct kern_latent latent = *op->latent;
+    latent.heads /= ranks->count;
+    own_heads(latent.up_v, rank * latent.heads, latent.heads, rank, up_v);
+    latent.up_k = NULL;
+    latent.up_v = up_v;
+    kern->ops->latent_out(kern, on(op->y, rank), on(op->x, rank), &latent, op->rows);
+}
+
+static void op_latent_out(struct kern *kern, float *y, const float *x,
+                          const struct kern_latent *latent, int rows) {
+    struct ranks *ranks = ranks_of(kern);
+    struct latent_op op = {.x = view_as(ranks, x, true),
+                           .y = view_to(ranks, y, true),
+                           .latent = latent,
+                           .rows = rows};
+    ranks_each(ranks, latent_out_on, &op);
+}
+
+struct latent_room {
+    struct kern_weight *const *weights;
+    int heads;
+    int codes[COMM_RANKS_MAX];
+};
+
+static void latent_reserve_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
+    (void)ranks;
+    struct latent_room *room = arg;
+    struct kern_weight *own[KERN_LATENT_HEADS_MAX];
+    own_heads(room->weights, 0, room->heads, rank, own);
+    room->codes[rank] = kern->ops->latent_reserve(kern, own, room->heads);
+}
+
+static int op_latent_reserve(struct kern *kern, struct kern_weight *const *weights, int heads) {
+    struct latent_room room = {.weights = weights, .heads = heads};
+    ranks_each(ranks_of(kern), latent_reserve_on, &room);
+    return ranks_error(ranks_of(kern), room.codes);
+}
+
+/* ---- Recurrent states ---- */
+
 static void short_conv_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
@@ -892,6 +975,9 @@ static const struct kern_ops table = {
     .qk_rope = op_qk_rope,
     .write_kv = op_write_kv,
     .attend = op_attend,
+    .latent_reserve = op_latent_reserve,
+    .latent_in = op_latent_in,
+    .latent_out = op_latent_out,
     .short_conv = op_short_conv,
     .delta = op_delta,
     .mamba = op_mamba,
@@ -939,6 +1025,9 @@ static void fill_ops(struct ranks *ranks) {
     if (!own->borrow) ranks->ops.borrow = NULL;
     if (!own->prepare) ranks->ops.prepare = NULL;
     if (!own->shift) ranks->ops.shift = NULL;
+    if (!own->latent_reserve) ranks->ops.latent_reserve = NULL;
+    if (!own->latent_in) ranks->ops.latent_in = NULL;
+    if (!own->latent_out) ranks->ops.latent_out = NULL;
     if (!own->short_conv) ranks->ops.short_conv = NULL;
     if (!own->delta) ranks->ops.delta = NULL;
     if (!own->mamba) ranks->ops.mamba = NULL;

@@ -54,7 +54,8 @@ static void fill_layers(struct ranks *ranks, struct kern *kern) {
     for (int i = 0; i < whole->layers; i++) {
         const struct kern_heads heads = kern_heads_of(whole, i);
         const struct shard_heads own = shard_heads(&first, whole->heads_q, heads.kv);
-        const struct kern_cache_options alone = {.dtype = whole->dtype, .head_dim = heads.dim};
+        const struct kern_cache_options alone = {
+            .dtype = whole->dtype, .head_dim = heads.dim, .latent = whole->latent};
         struct kern_cache_info info = {0};
         kern->ops->cache_info(&alone, &info);
         ranks->layers[i] =

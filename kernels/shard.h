@@ -6,6 +6,8 @@
  *   short convolutions; recurrent states   channels
  *   delta rules (rows); recurrent states   their key heads, whole groups of value heads with each
  *   Mamba-2 (rows of z and x); states      heads
+ *   latent attention: up_v                 query heads; their products with queries, up_k, and the
+ *                                          entries' stream are on every rank
  *   o, down (columns)                      query heads, d_ff: results are sums over ranks
  *   embedding, LM head (rows)              vocabulary: results are gathered
  *   norms, residual, router, Mamba-2's B, C and dt,

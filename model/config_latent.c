@@ -21,6 +21,10 @@ int model_config_read_latent(const cJSON *root, const struct family *family,
     if (!rc) rc = json_int(root, NULL, "q_lora_rank", 1, 1 << 16, &rank, fault);
     if (!rc) rc = json_bool(root, NULL, "rope_interleave", &neighbours, fault);
     if (rc) return rc;
+    if (out->heads_q > KERN_LATENT_HEADS_MAX)
+        return fault_set(fault, ERR_UNSUPPORTED, "num_attention_heads",
+                         "%d heads with latent attention; at most %d are supported", out->heads_q,
+                         KERN_LATENT_HEADS_MAX);
     if (n[0] % 2 || n[2] % 2)
         return fault_set(fault, ERR_UNSUPPORTED, n[0] % 2 ? keys[0] : keys[2],
                          "an odd number, %lld, is not supported",

@@ -103,7 +103,7 @@ static int check_shape(const struct model *model, struct fault *fault) {
     if (c->latent.rank && !(ops->latent_in && ops->latent_out))
         return fault_set(fault, ERR_UNSUPPORTED, "model",
                          "%s models have latent attention, which the %s backend does not compute: "
-                         "serve it with --device cpu and one rank",
+                         "serve it with --device cpu",
                          c->family, ops->name);
     if ((c->embeds_each || c->layer_scales) && !(ops->glu_apart && ops->scale))
         return fault_set(

@@ -54,9 +54,24 @@ def test_a_conversation_goes_on_and_its_file_too(model, daemon, tmp_path):
     assert cached(answer) == cached(expected) and tokens(answer) == tokens(expected)
 
 
+def test_ranks_evict_alike(model, daemon, tmp_path):
+    """One, two and four ranks: the same answers, kept positions and files."""
+    request = {"max_tokens": 40, "logprobs": True, "ignore_eos": True}
+    answers, states = [], tmp_path / "state"
+    for ranks in ("1", "2", "4"):
+        d = daemon("--model", str(model), "--tensor-parallel-size", ranks, "--state-dir", str(states), "--state-idle", "0" if ranks == "1" else "86400")
+        found = []
+        for policy in ("full", "trimkv", "snapkv", "h2o", "rkv", "expected_attention"):
+            kv = {"policy": policy, "report": "trace", **({} if policy == "full" else BUDGET)}
+            answer = d.chat(QUESTION, kv=kv, **request)
+            details = answer["usage"]["kv_details"]
+            found.append((answer["choices"][0]["message"], answer["choices"][0]["logprobs"], details["positions"], details["trace"]))
+        answers.append(found)
+    assert answers[0] == answers[1] == answers[2]
+
+
 @pytest.mark.parametrize("flags, why", [
     (("--kv-dtype", "q8"), "q8 and q4 do not hold latent vectors"),
-    (("--tensor-parallel-size", "2"), "latent attention, which the"),
     (("--kv-policy", "d2o", "--kv-budget", "64"), "the model's keys hold its values"),
 ])
 def test_what_is_refused(model, flags, why):

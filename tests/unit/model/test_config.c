@@ -1351,6 +1351,27 @@ Test(model_config, latent_attention_that_is_refused) {
     }
 }
 
+Test(model_config, heads_of_latent_attention) {
+    static const char form[] =
+        "{\"architectures\": [\"DeepseekV3ForCausalLM\"], \"model_type\": \"deepseek_v3\","
+        "\"hidden_size\": 64, \"intermediate_size\": 96, \"num_attention_heads\": %d,"
+        "\"num_hidden_layers\": 3, \"vocab_size\": 128, \"max_position_embeddings\": 4096,"
+        "\"n_group\": 1, \"topk_group\": 1, %s \"transformers_version\": \"5\"}";
+    struct model_config c;
+    struct fault fault = {0};
+    char text[1024];
+    for (int heads = KERN_LATENT_HEADS_MAX; heads <= KERN_LATENT_HEADS_MAX + 1; heads++) {
+        const bool fits = heads <= KERN_LATENT_HEADS_MAX;
+        snprintf(text, sizeof text, form, heads,
+                 LATENT("512", "128", "64", "128") EXPERTS("8", "2", "24"));
+        cr_assert_eq(model_config_parse(text, strlen(text), NULL, 0, 0, &c, &fault),
+                     fits ? 0 : ERR_UNSUPPORTED, "%s: %s", fault.field, fault.text);
+        if (fits) model_config_close(&c);
+    }
+    cr_expect_str_eq(fault.field, "num_attention_heads");
+    cr_expect_not_null(strstr(fault.text, "at most 256"), "%s", fault.text);
+}
+
 Test(model_config, layers_with_experts) {
     static const struct {
         const char *text;

@@ -393,6 +393,25 @@ Test(ranks, families_with_their_biases_and_norms) {
     }
 }
 
+/* Every rank holds the stream that all heads share, and evicts from it alike, whatever the policy
+ * observes. */
+Test(ranks, latent_attention) {
+    static const char *const names[] = {"deepseekv2lite", "deepseekv2", "deepseekv3",
+                                        "glm4moelite", "mistral4"};
+    static const char *const policies[] = {"snapkv", "trimkv", "h2o", "full"};
+    static const char *const paths[] = {"reference", "portable", "auto"};
+    static const int ranks[] = {2, 4};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char dir[512];
+        snprintf(dir, sizeof dir, MODELS "%s", names[i]);
+        for (size_t p = 0; p < sizeof paths / sizeof *paths; p++) {
+            const struct setting one = {.dir = dir, .path = paths[p], .threads = 1};
+            for (size_t k = 0; k < (i ? 1 : sizeof policies / sizeof *policies); k++)
+                compare(&one, policies[k], ranks, 2);
+        }
+    }
+}
+
 /* ---- Shapes ---- */
 
 struct shape {
@@ -508,22 +527,6 @@ Test(ranks, instances_share_weights_rank_by_rank) {
 }
 
 /* ---- Refusals ---- */
-
-Test(ranks, latent_attention_is_refused) {
-    const struct cpu_options cpu = {.path = "portable", .threads = 1};
-    const struct model_options options = {
-        .dir = MODELS "deepseekv3", .rows_max = 8, .logits_max = 1, .check_only = true};
-    struct kern *kern = NULL;
-    struct model *model = NULL;
-    struct fault fault = {0};
-    cr_assert_eq(ranks_open_cpu(&cpu, 2, &kern, &fault), 0);
-    cr_assert_eq(model_open(kern, &options, &model, &fault), ERR_UNSUPPORTED);
-    cr_assert_str_eq(fault.field, "model");
-    cr_assert_not_null(strstr(fault.text, "deepseek_v3 models have latent attention"), "%s",
-                       fault.text);
-    cr_assert_not_null(strstr(fault.text, "--device cpu and one rank"), "%s", fault.text);
-    kern->ops->close(kern);
-}
 
 Test(ranks, a_model_that_cannot_be_split_is_refused_by_name) {
     static const struct {
