@@ -449,7 +449,7 @@ struct kern_rope {
  * values are the first `rank` numbers of its keys (kern_cache_options.latent). */
 #define KERN_LATENT_HEADS_MAX 256
 struct kern_latent {
-    int heads; /* at most KERN_LATENT_HEADS_MAX */
+    int heads;                       /* at most KERN_LATENT_HEADS_MAX */
     int rank;                        /* numbers of c */
     int still;                       /* numbers of a head's query that do not rotate */
     int turned;                      /* and those behind them that do, even */

@@ -744,10 +744,8 @@ static void latent_out_on(struct ranks *ranks, struct kern *kern, int rank, void
 static void op_latent_out(struct kern *kern, float *y, const float *x,
                           const struct kern_latent *latent, int rows) {
     struct ranks *ranks = ranks_of(kern);
-    struct latent_op op = {.x = view_as(ranks, x, true),
-                           .y = view_to(ranks, y, true),
-                           .latent = latent,
-                           .rows = rows};
+    struct latent_op op = {
+        .x = view_as(ranks, x, true), .y = view_to(ranks, y, true), .latent = latent, .rows = rows};
     ranks_each(ranks, latent_out_on, &op);
 }
 

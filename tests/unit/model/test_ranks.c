@@ -396,8 +396,8 @@ Test(ranks, families_with_their_biases_and_norms) {
 /* Every rank holds the stream that all heads share, and evicts from it alike, whatever the policy
  * observes. */
 Test(ranks, latent_attention) {
-    static const char *const names[] = {"deepseekv2lite", "deepseekv2", "deepseekv3",
-                                        "glm4moelite", "mistral4"};
+    static const char *const names[] = {"deepseekv2lite", "deepseekv2", "deepseekv3", "glm4moelite",
+                                        "mistral4"};
     static const char *const policies[] = {"snapkv", "trimkv", "h2o", "full"};
     static const char *const paths[] = {"reference", "portable", "auto"};
     static const int ranks[] = {2, 4};
