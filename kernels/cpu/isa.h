@@ -11,7 +11,7 @@ struct cpu_isa {
     bool bf16;   /* avx512, with VNNI and AVX512_BF16 */
     bool amx;    /* TILE and BF16, AVX-512 and AVX512_BF16, and the system lets us use the tiles */
     bool neon;   /* ARM64: with dot products of int8 */
-    bool i8mm;   /* neon, with products of unsigned and signed bytes */
+    bool i8mm;   /* neon, with products of unsigned and signed bytes, also of small matrices */
 };
 
 struct cpu_isa cpu_isa_detect(void);

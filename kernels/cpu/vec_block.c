@@ -38,7 +38,7 @@ struct form {
 };
 
 /* Each instruction set defines MIXED: whether it multiplies unsigned codes of 8 bits exactly with
- * signed activations. */
+ * signed activations. I8MM also multiplies two rows at once (dot_pairs); TWO_AT_ONCE says that. */
 
 SIMD int number_bits_of(const struct form f) {
     return cpu_number_bits(f.bits, f.values);
@@ -223,8 +223,13 @@ SIMD v16 fused(v16 a, v16 b, v16 c) {
 
 #elif defined(__ARM_FEATURE_DOTPROD)
 
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+#define TWO_AT_ONCE true
+#define ROWS        4 /* two pairs: 16 of 32 registers hold whole sums */
+#else
+#define ROWS 3
+#endif
 #define PANELS_MOST   2
-#define ROWS          3
 #define PANELS        1
 #define PANELS_OF_ONE PANELS_MOST
 #define ONE_ROW_FETCH 2
@@ -432,6 +437,10 @@ SIMD v16 fused(v16 a, v16 b, v16 c) {
 
 #endif
 
+#if !defined(TWO_AT_ONCE)
+#define TWO_AT_ONCE false
+#endif
+
 /* ---- A block of outputs ---- */
 
 #define AHEAD           4 /* blocks */
@@ -487,12 +496,89 @@ SIMD codes unpack_any(const char *block, int quad, const struct form f) {
     return f.values ? codes_values(all, f) : all;
 }
 
-/* Adds to the sums the products of two vectors of each of `count` panels. */
+/* Returns how many rows are multiplied two at once, the first ones of a tile. Each two have their
+ * sums in common from join_pairs to part_pairs. */
+SIMD int paired_rows(const int rows, const struct form f) {
+    return TWO_AT_ONCE && !f.wide ? rows / 2 * 2 : 0;
+}
+
+#if TWO_AT_ONCE
+
+/* A joined vector has two sums of one row and the same two of the other, in turn: the products of a
+ * matrix of two outputs with one of two rows, eight inputs each. */
+SIMD void join_quarters(int32x4_t *x, int32x4_t *y) {
+    const int32x4_t first = *x;
+    *x = vzip1q_s32(first, *y);
+    *y = vzip2q_s32(first, *y);
+}
+SIMD void part_quarters(int32x4_t *x, int32x4_t *y) {
+    const int32x4_t first = *x;
+    *x = vuzp1q_s32(first, *y);
+    *y = vuzp2q_s32(first, *y);
+}
+SIMD void join_pairs(whole (*sum)[PANELS_MOST], const int rows, const int panels) {
+    UNROLL_8 for (int r = 0; r < rows; r += 2) {
+        EACH(panels, p) {
+            whole *x = &sum[r][p], *y = &sum[r + 1][p];
+            join_quarters(&x->a, &y->a), join_quarters(&x->b, &y->b);
+            join_quarters(&x->c, &y->c), join_quarters(&x->d, &y->d);
+        }
+    }
+}
+SIMD void part_pairs(whole (*sum)[PANELS_MOST], const int rows, const int panels) {
+    UNROLL_8 for (int r = 0; r < rows; r += 2) {
+        EACH(panels, p) {
+            whole *x = &sum[r][p], *y = &sum[r + 1][p];
+            part_quarters(&x->a, &y->a), part_quarters(&x->b, &y->b);
+            part_quarters(&x->c, &y->c), part_quarters(&x->d, &y->d);
+        }
+    }
+}
+/* Adds the products of quads x and y of four outputs, of two rows: those of two outputs to either
+ * sum. */
+SIMD void dot_matrices(int32x4_t *first, int32x4_t *second, uint8x16_t x, uint8x16_t y,
+                       int8x16_t inputs) {
+    const uint32x4_t a = vreinterpretq_u32_u8(x), b = vreinterpretq_u32_u8(y);
+    *first = vusmmlaq_s32(*first, vreinterpretq_u8_u32(vzip1q_u32(a, b)), inputs);
+    *second = vusmmlaq_s32(*second, vreinterpretq_u8_u32(vzip2q_u32(a, b)), inputs);
+}
+/* Returns quads of a row's part at x: v and v + vectors / 2 for an even v, the same of v + 1. */
+SIMD int64x2_t inputs_of_row(const char *x, const int v, const int vectors) {
+    const int32x4_t low = vreinterpretq_s32_s8(vld1q_s8((const int8_t *)x));
+    const int32x4_t high = vectors == CPU_QUADS
+                               ? vreinterpretq_s32_s8(vld1q_s8((const int8_t *)x + 16))
+                               : vextq_s32(low, low, 2);
+    return vreinterpretq_s64_s32(v < 2 ? vzip1q_s32(low, high) : vzip2q_s32(low, high));
+}
+/* Adds to joined sums the products of vectors v and v + vectors / 2, of each of `count` panels.
+ * `x`: the inputs of the part. */
+SIMD void dot_pairs(whole (*sum)[PANELS_MOST], const int first, const int count, const codes *a,
+                    const codes *b, const char *x, const int v, const struct form f,
+                    const int rows) {
+    UNROLL_8 for (int r = 0; r < rows; r += 2) {
+        const char *row = x + (ptrdiff_t)r * KERN_BLOCK;
+        const int64x2_t one = inputs_of_row(row, v, vectors_of(f));
+        const int64x2_t other = inputs_of_row(row + KERN_BLOCK, v, vectors_of(f));
+        const int8x16_t both =
+            vreinterpretq_s8_s64(v % 2 ? vzip2q_s64(one, other) : vzip1q_s64(one, other));
+        EACH(count, p) {
+            whole *low = &sum[r][first + p], *high = &sum[r + 1][first + p];
+            dot_matrices(&low->a, &high->a, a[p].a, b[p].a, both);
+            dot_matrices(&low->b, &high->b, a[p].b, b[p].b, both);
+            dot_matrices(&low->c, &high->c, a[p].c, b[p].c, both);
+            dot_matrices(&low->d, &high->d, a[p].d, b[p].d, both);
+        }
+    }
+}
+
+#endif
+
+/* Adds to the sums of rows from `from` on the products of two vectors of each of `count` panels. */
 SIMD void dot_panels(whole (*sum)[PANELS_MOST], const int first, const int count, const codes *a,
                      const codes *b, const char *xa, const char *xb, const struct form f,
-                     const int rows) {
+                     const int from, const int rows) {
     const ptrdiff_t x_bytes = f.wide ? 2 * KERN_BLOCK : KERN_BLOCK;
-    EACH(rows, r) {
+    UNROLL_8 for (int r = from; r < rows; r++) {
         const input some = input_load(xa + r * x_bytes), other = input_load(xb + r * x_bytes);
         EACH(count, p)
         sum[r][first + p] = whole_dots(sum[r][first + p], a[p], some, b[p], other, f);
@@ -519,11 +605,14 @@ SIMD void dot_block(whole (*sum)[PANELS_MOST], const struct leaf_data *in, int64
     const int groups = panels / together;
     const char *x = from.x + (ptrdiff_t)size * f.part * (KERN_BLOCK / 2);
     const int64_t at = block_bytes(f) * b;
-    const int quad = f.part * vectors;
+    const int quad = f.part * vectors, paired = paired_rows(rows, f);
     EACH(rows, r) {
         const struct cpu_x_block *block = &from.blocks[r];
         EACH(panels, p) sum[r][p] = whole_open(block->part[f.part].start, block->back, f);
     }
+#if TWO_AT_ONCE
+    join_pairs(sum, paired, panels);
+#endif
     UNROLL_8 for (int v = 0; v < vectors / 2; v++) {
         const char *low = x + (ptrdiff_t)4 * size * v;
         const char *high = low + (ptrdiff_t)4 * size * (vectors / 2);
@@ -535,14 +624,20 @@ SIMD void dot_block(whole (*sum)[PANELS_MOST], const struct leaf_data *in, int64
             c[p] = unpack(in->codes[first + p] + at, quad + v + vectors / 2, f);
             if (f.wide) {
                 EACH(together, p) even[p] = codes_wide(a[p], 0), odd[p] = codes_wide(a[p], 1);
-                dot_panels(sum, first, together, even, odd, low, low + 4, f, rows);
+                dot_panels(sum, first, together, even, odd, low, low + 4, f, 0, rows);
                 EACH(together, p) even[p] = codes_wide(c[p], 0), odd[p] = codes_wide(c[p], 1);
-                dot_panels(sum, first, together, even, odd, high, high + 4, f, rows);
+                dot_panels(sum, first, together, even, odd, high, high + 4, f, 0, rows);
             } else {
-                dot_panels(sum, first, together, a, c, low, high, f, rows);
+#if TWO_AT_ONCE
+                dot_pairs(sum, first, together, a, c, x, v, f, paired);
+#endif
+                dot_panels(sum, first, together, a, c, low, high, f, paired, rows);
             }
         }
     }
+#if TWO_AT_ONCE
+    part_pairs(sum, paired, panels);
+#endif
 }
 
 /* Returns factor `which` of block b of a panel (factor_load). */
@@ -676,39 +771,38 @@ typedef void leaf_loop(block_sums *to, const struct leaf_data *in);
                                                       const struct leaf_data *in) {                \
         sum_leaf(to, in, (struct form){__VA_ARGS__, 0, true}, rows, PANELS_OF(rows));              \
     }
+#define LOOPS(name, rows)                                                                          \
+    { name##_##rows, name##_##rows##_wide }
 #define ONE_ROW(name, ...) LOOP(name##_1, 1, __VA_ARGS__)
-#if ROWS > 3
-#define ALL_ROWS(name, ...)                                                                        \
+#define TO_THREE_ROWS(name, ...)                                                                   \
     ONE_ROW(name, __VA_ARGS__)                                                                     \
     LOOP(name##_2, 2, __VA_ARGS__)                                                                 \
-    LOOP(name##_3, 3, __VA_ARGS__)                                                                 \
-    LOOP(name##_4, 4, __VA_ARGS__)                                                                 \
+    LOOP(name##_3, 3, __VA_ARGS__)
+#define TO_FOUR_ROWS(name, ...)                                                                    \
+    TO_THREE_ROWS(name, __VA_ARGS__)                                                               \
+    LOOP(name##_4, 4, __VA_ARGS__)
+#if ROWS == 6
+#define ALL_ROWS(name, ...)                                                                        \
+    TO_FOUR_ROWS(name, __VA_ARGS__)                                                                \
     LOOP(name##_5, 5, __VA_ARGS__)                                                                 \
     LOOP(name##_6, 6, __VA_ARGS__)
 #define OF_ROWS(name)                                                                              \
     {                                                                                              \
-        {name##_1, name##_1_wide}, {name##_2, name##_2_wide}, {name##_3, name##_3_wide},           \
-            {name##_4, name##_4_wide}, {name##_5, name##_5_wide}, {                                \
-            name##_6, name##_6_wide                                                                \
-        }                                                                                          \
+        LOOPS(name, 1), LOOPS(name, 2), LOOPS(name, 3), LOOPS(name, 4), LOOPS(name, 5),            \
+            LOOPS(name, 6)                                                                         \
     }
-#elif ROWS > 1
-#define ALL_ROWS(name, ...)                                                                        \
-    ONE_ROW(name, __VA_ARGS__)                                                                     \
-    LOOP(name##_2, 2, __VA_ARGS__)                                                                 \
-    LOOP(name##_3, 3, __VA_ARGS__)
+#elif ROWS == 4
+#define ALL_ROWS TO_FOUR_ROWS
 #define OF_ROWS(name)                                                                              \
-    {                                                                                              \
-        {name##_1, name##_1_wide}, {name##_2, name##_2_wide}, {                                    \
-            name##_3, name##_3_wide                                                                \
-        }                                                                                          \
-    }
+    { LOOPS(name, 1), LOOPS(name, 2), LOOPS(name, 3), LOOPS(name, 4) }
+#elif ROWS == 3
+#define ALL_ROWS TO_THREE_ROWS
+#define OF_ROWS(name)                                                                              \
+    { LOOPS(name, 1), LOOPS(name, 2), LOOPS(name, 3) }
 #else
-#define ALL_ROWS(name, ...) ONE_ROW(name, __VA_ARGS__)
+#define ALL_ROWS ONE_ROW
 #define OF_ROWS(name)                                                                              \
-    {                                                                                              \
-        { name##_1, name##_1_wide }                                                                \
-    }
+    { LOOPS(name, 1) }
 #endif
 
 CPU_DENSE_MAP(ONE_ROW)
