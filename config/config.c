@@ -17,6 +17,7 @@
 
 #include "base/check.h"
 #include "base/mem.h"
+#include "config/entries.h"
 #include "config/foreign.h"
 #include "paging/names.h"
 
@@ -28,11 +29,29 @@
 const struct option config_options[] = {
     /* clang-format off */
     {.help = "Model"},
-    {"model", TEXT, AT(engine.model_dir), 1, 0, NULL, "MODEL", 0,
+    {"model", LIST, AT(model_texts), 1, 0, NULL, "MODEL", 0,
      "Model directory in Hugging Face format (config.json, tokenizer files, safetensors "
      "weights), or a GGUF file, the first of a split one. Or hf:OWNER/NAME:QUANTISATION, a model of "
      "the Hugging Face Hub, which is fetched into its cache where it is not there (keepd pull). "
-     "Required."},
+     "NAME=MODEL gives it this name, NAME,ALIAS=MODEL several. May be given several times: then "
+     "each model is loaded when a request names it. A section [NAME] of the configuration file with "
+     "model = MODEL also names one, and has options of its own."},
+    {"models-dir", TEXT, AT(models_dir), 1, 0, NULL, "DIR", 0,
+     "Folder of models: its GGUF files and its directories with config.json, each by its name."},
+    {"models-memory", BYTES, AT(server.models_memory), 0, INT64_MAX, "0", "BYTES", 0,
+     "Memory that all loaded models may take together: weights, caches and buffers, as --inspect "
+     "says. A model that needs room gets it from those that were used least recently; with "
+     "--state-dir their conversations stay. 0: with several models three quarters of the memory "
+     "that is free at the start, otherwise any."},
+    {"pin", LIST, AT(pins), 1, 0, NULL, "NAME", 0,
+     "Model that is loaded at the start and stays. May be given several times."},
+    {"model-idle", INT, AT(server.model_idle), 0, 31536000, "0", "SECONDS", 0,
+     "Unload a model that no request has used for so long. 0: never."},
+    {"model-residence", INT, AT(server.model_residence), 0, 86400, "5", "SECONDS", 0,
+     "Time that a loaded model stays at least before it makes room for another one."},
+    {"model-loads", INT, AT(server.model_loads), 0, 1000000, "30", "N", 0,
+     "Loads of models in a minute. Beyond it, requests for models that are not loaded are answered "
+     "with 503 and the time after which to come again. 0: no limit."},
     {"served-model-name", TEXT, AT(model.names), 1, 0, NULL, "NAME", 0,
      "Model name used by the API. Further accepted names may follow, separated by commas. "
      "Default: the name of the model directory or file, or what follows hf:."},
@@ -300,7 +319,7 @@ const struct option config_options[] = {
 const size_t config_option_count = OPTION_COUNT;
 
 /* In the order of rising priority. */
-enum source { FROM_DEFAULT, FROM_FILE, FROM_ENVIRONMENT, FROM_FLAG };
+enum source { FROM_DEFAULT, FROM_FILE, FROM_SECTION, FROM_ENVIRONMENT, FROM_FLAG };
 
 struct loader {
     struct config *config;
@@ -309,10 +328,13 @@ struct loader {
     bool in_file[OPTION_COUNT];
     FILE *file;
     const char *path;
-    int line;       /* line number in the file */
-    bool line_long; /* the line was longer than inih's buffer */
-    int rc;         /* first error in the file */
-    bool named;     /* the command line names the model without --model */
+    int line;               /* line number in the file */
+    bool line_long;         /* the line was longer than inih's buffer */
+    int rc;                 /* first error in the file */
+    const char *section;    /* the model whose options are read, too; NULL: none */
+    char read_section[256]; /* section of the last line; "" = none */
+    bool added;             /* the models that the options name are known */
+    bool named;             /* the command line names the model without --model */
 };
 
 /* --- names --- */
@@ -726,9 +748,9 @@ static int load_word(struct loader *load, int index, const char *word) {
         return fault_set(load->fault, ERR_INVALID, word,
                          "command line: '%.64s' is not a command of keepd; did you mean '%s'?",
                          word, meant);
-    if (load->named || load->config->engine.model_dir) {
+    if (load->named || load->config->model_texts.count) {
         meant = nearest_command(
-            load->config->engine.model_dir); /* a folder has the name of the command */
+            load->config->model_texts.items[0]); /* a folder has the name of the command */
         return fault_set(
             load->fault, ERR_INVALID, word,
             "command line: unexpected argument '%.64s': the model is named already%s%s%s", word,
@@ -808,15 +830,92 @@ static char *read_line(char *line, int size, void *stream) {
     return line;
 }
 
+/* Adds the models that --model and --models-dir name, once: before the first section, or after the
+ * file. */
+static int add_models(struct loader *load) {
+    struct config *config = load->config;
+    int rc = 0;
+    for (size_t i = 0; i < config->model_texts.count && !rc && !load->added; i++)
+        rc = entries_add_text(config, config->model_texts.items[i], load->fault);
+    if (!rc && config->models_dir && !load->added)
+        rc = entries_add_folder(config, config->models_dir, load->fault);
+    load->added = true;
+    return rc;
+}
+
+/* Returns whether the option may differ between the models of one server: those of the engine and
+ * of requests, but not those of the directory of conversations, which all models share. */
+static bool is_of_model(const struct option *option) {
+    static const struct {
+        size_t from, size;
+    } parts[] = {{AT(engine)}, {AT(sampling)}, {AT(model)}, {AT(reasoning_parser)}};
+    if (option->traits & COMMAND_LINE || strncmp(option->name, "state-", 6) == 0) return false;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (option->offset >= parts[i].from && option->offset < parts[i].from + parts[i].size)
+            return true;
+    return false;
+}
+
+/* Adds a name to a model's names. */
+static void add_names(struct config_model *model, const char *names) {
+    char text[1024];
+    snprintf(text, sizeof text, "%s,%s", model->names, names);
+    mem_free(model->names);
+    model->names = mem_must_strdup(text);
+}
+
+/* Reads a line of a section, which names a model, or has an option of one. */
+static int load_section_entry(struct loader *load, const char *section, const struct option *option,
+                              const char *value, const char *where) {
+    const bool path = strcmp(option->name, "model") == 0;
+    int rc = add_models(load);
+    if (rc) return rc;
+    struct config_model *model = entries_find(load->config, section);
+    if (load->in_file[option - config_options])
+        return fault_set(load->fault, ERR_INVALID, option->name, "%s: %s is given twice", where,
+                         option->name);
+    load->in_file[option - config_options] = true;
+    load->config->sections = true;
+    if (path && !load->section) {
+        if (model)
+            return fault_set(load->fault, ERR_INVALID, "model",
+                             "%s: two models have the name '%.100s'", where, section);
+        entries_add(load->config, section, value);
+        return 0;
+    }
+    if (!path && !is_of_model(option))
+        return fault_set(load->fault, ERR_INVALID, option->name,
+                         "%s: %s is an option of the server, and stands before the first section",
+                         where, option->name);
+    if (!load->section && !model)
+        return fault_set(
+            load->fault, ERR_INVALID, "model",
+            "%s: no model has the name '%.100s': give model = MODEL first, or the name "
+            "with --model",
+            where, section);
+    if (!load->section && strcmp(option->name, "served-model-name") == 0) add_names(model, value);
+    if (path || strcmp(option->name, "served-model-name") == 0) return 0;
+    if (load->section && strcmp(section, load->section) == 0)
+        return set_option(load, option, value, FROM_SECTION, where);
+    /* Checked for every model, so that a wrong value is found at the start. */
+    enum source *source = &load->source[option - config_options], kept = *source;
+    *source = FROM_FLAG;
+    rc = set_option(load, option, value, FROM_SECTION, where);
+    *source = kept;
+    return rc;
+}
+
 static int load_file_entry(struct loader *load, const char *section, const char *name,
                            const char *value) {
     char where[256];
     snprintf(where, sizeof where, "%s line %d", load->path, load->line);
     const struct option *option = find_option(name, strlen(name));
     if (!option) return unknown_option(load, name, strlen(name), where);
-    if (*section)
-        return fault_set(load->fault, ERR_INVALID, option->name, "%s: sections are not used here",
-                         where);
+    if (strcmp(section, load->read_section) != 0) {
+        snprintf(load->read_section, sizeof load->read_section, "%s", section);
+        memset(load->in_file, 0, sizeof load->in_file);
+    }
+    if (*section) return load_section_entry(load, section, option, value, where);
     if (option->traits & (COMMAND_LINE | NOT_IN_FILE))
         return fault_set(load->fault, ERR_INVALID, option->name,
                          "%s: %s cannot stand in a configuration file", where, option->name);
@@ -858,39 +957,7 @@ static int load_file(struct loader *load) {
 
 /* --- the whole --- */
 
-/* Names the model by its path: "bundled/keepd-nano/" -> "keepd-nano", "a/b.gguf" -> "b"; links are
- * not followed, because files of the hub's cache have names and the files behind them have sums.
- * "." and ".." are resolved first. A model of the hub has the name that was given. */
-static void name_model(struct config *config) {
-    const char *given = config->engine.model_dir, *dots = strrchr(given, '.');
-    const bool resolve = dots && !dots[1 + strspn(dots + 1, "/")];
-    char *name, *real = resolve ? realpath(given, NULL) : NULL;
-    const char *path = real ? real : given;
-    if (strncmp(given, "hf:", 3) == 0) {
-        const char *rest = given + (strncmp(given, "hf://", 5) == 0 ? 5 : 3);
-        config->model.names = mem_must_strdup(rest);
-        return;
-    }
-    size_t end = strlen(path);
-    while (end > 1 && path[end - 1] == '/') end--;
-    size_t start = end;
-    while (start > 0 && path[start - 1] != '/') start--;
-    if (end - start > 5 && !strncmp(path + end - 5, ".gguf", 5)) end -= 5;
-    name = mem_must_alloc(end - start + 1, 1);
-    memcpy(name, path + start, end - start);
-    config->model.names = name;
-    free(real);
-}
-
 static int check_together(struct config *config, struct fault *fault) {
-    if (config->inspect) {
-        mem_free((char *)(uintptr_t)config->engine.model_dir);
-        config->engine.model_dir = mem_must_strdup(config->inspect);
-    }
-    if (!config->engine.model_dir)
-        return fault_set(fault, ERR_INVALID, "model",
-                         "no model given: keepd MODEL, where MODEL is a model directory or a GGUF "
-                         "file; make serve serves the bundled one");
     if (config->engine.kv_budget_max && config->engine.kv_budget > config->engine.kv_budget_max)
         return fault_set(fault, ERR_INVALID, "kv-budget", "kv-budget %d is above kv-budget-max %d",
                          config->engine.kv_budget, config->engine.kv_budget_max);
@@ -899,28 +966,76 @@ static int check_together(struct config *config, struct fault *fault) {
                          "max-num-batched-tokens %d is below max-num-seqs %d"
                          ": each running sequence needs one token per step",
                          config->engine.max_num_batched_tokens, config->engine.max_num_seqs);
-    if (!config->model.names) name_model(config);
     return 0;
 }
 
-int config_load(int argc, char **argv, char **envp, struct config *config, struct fault *fault) {
-    struct loader load = {.config = config, .fault = fault};
-    int rc;
-    memset(config, 0, sizeof *config);
-    load_defaults(&load);
+static int check_models(struct config *config, struct fault *fault) {
+    if (config->inspect) {
+        entries_close(config);
+        int rc = entries_add_text(config, config->inspect, fault);
+        if (rc) return rc;
+    }
+    if (!config->model_count)
+        return fault_set(fault, ERR_INVALID, "model",
+                         "no model given: keepd MODEL, where MODEL is a model directory or a GGUF "
+                         "file; make serve serves the bundled one");
+    if (config->model_count > 1 && config->model.names)
+        return fault_set(fault, ERR_INVALID, "served-model-name",
+                         "names one model, and there are %zu: give --model NAME,ALIAS=MODEL",
+                         config->model_count);
+    for (size_t i = 0; i < config->pins.count; i++)
+        if (!entries_find(config, config->pins.items[i]))
+            return fault_set(fault, ERR_INVALID, "pin", "no model has the name '%.100s'",
+                             config->pins.items[i]);
+    return 0;
+}
+
+/* Sets what the rest of the program reads of the one model. */
+static void take_model(struct config *config, const struct config_model *model) {
+    config->engine.model_dir = mem_must_strdup(model->path);
+    if (!config->model.names) config->model.names = mem_must_strdup(model->names);
+}
+
+static int load_sources(struct loader *load, int argc, char **argv, char **envp) {
+    int rc = 0;
+    load_defaults(load);
     /* The strongest source is read first, because the first two can name the file. */
-    for (int i = 1, used; i < argc; i += used)
-        if ((rc = load_argument(&load, i, argv + i, &used))) goto fail;
-    if (config->help || config->man || config->version || config->completion) return 0;
-    if ((rc = load_environment(&load, envp))) goto fail;
-    if ((rc = load_file(&load))) goto fail;
-    if ((rc = check_together(config, fault))) goto fail;
+    for (int i = 1, used; i < argc && !rc; i += used) rc = load_argument(load, i, argv + i, &used);
+    const struct config *config = load->config;
+    if (rc || config->help || config->man || config->version || config->completion) return rc;
+    rc = load_environment(load, envp);
+    if (!rc) rc = load_file(load);
+    return rc ? rc : add_models(load);
+}
+
+static int load_all(int argc, char **argv, char **envp, const struct config *base, size_t model,
+                    struct config *config, struct fault *fault) {
+    struct loader load = {.config = config, .fault = fault};
+    char section[256] = "";
+    memset(config, 0, sizeof *config);
+    if (base) {
+        const char *names = base->models[model].names;
+        snprintf(section, sizeof section, "%.*s", (int)strcspn(names, ","), names);
+        load.section = section;
+    }
+    int rc = load_sources(&load, argc, argv, envp);
+    if (!rc && (config->help || config->man || config->version || config->completion)) return 0;
+    if (!rc && !base) rc = check_models(config, fault);
+    if (!rc) take_model(config, base ? &base->models[model] : &config->models[0]);
+    if (!rc) rc = check_together(config, fault);
     config->engine.kv_budget_given =
         load.source[find_option("kv-budget", 9) - config_options] != FROM_DEFAULT;
-    return 0;
-fail:
-    config_close(config);
+    if (rc) config_close(config);
     return rc;
+}
+
+int config_load(int argc, char **argv, char **envp, struct config *config, struct fault *fault) {
+    return load_all(argc, argv, envp, NULL, 0, config, fault);
+}
+
+int config_load_model(int argc, char **argv, char **envp, const struct config *base, size_t model,
+                      struct config *config, struct fault *fault) {
+    return load_all(argc, argv, envp, base, model, config, fault);
 }
 
 void config_close(struct config *config) {
@@ -932,6 +1047,8 @@ void config_close(struct config *config) {
             mem_free(*(char **)config_field(config, option));
     }
     clear_list(&config->notes);
+    entries_close(config);
+    mem_free((char *)(uintptr_t)config->engine.model_dir);
     memset(config, 0, sizeof *config);
 }
 

@@ -2,7 +2,11 @@
  * environment (KEEPD_KV_BUDGET for --kv-budget) and the configuration file (inih; key = value).
  * Order: flags over environment over file over defaults. The command line also takes the options of
  * other servers (foreign.h), `serve` in front and the model without a name. Only the program
- * (daemon/main.c) includes this. */
+ * (daemon/main.c) includes this.
+ *
+ * Several models. --model may be given several times, --models-dir names a folder of them, and a
+ * section of the file names one and has options that apply to this model alone. The options of the
+ * command line and the environment outrank those of a section. */
 #ifndef KEEPD_CONFIG_CONFIG_H
 #define KEEPD_CONFIG_CONFIG_H
 
@@ -15,6 +19,11 @@
 #include "engine/engine.h"
 #include "server/server.h"
 
+struct config_model {
+    char *names; /* with commas between them */
+    char *path;
+};
+
 enum config_fit { CONFIG_FIT_AUTO, CONFIG_FIT_NEVER };
 
 /* The table writes into the structs that the users of the options take. Texts and lists in them
@@ -24,8 +33,14 @@ struct config {
     struct engine_options engine;    /* without `sampling`: see below */
     struct engine_sampling sampling; /* for engine.sampling */
     struct server_model model;       /* names: by default the name of the model's directory */
-    struct server_options server;    /* without `model` */
-    char *config_file;               /* --config */
+    struct server_options server;    /* without `models` */
+    struct server_list model_texts;  /* --model */
+    char *models_dir;
+    struct server_list pins;     /* names of models */
+    struct config_model *models; /* [model_count] all models; the first is engine.model_dir */
+    size_t model_count;
+    bool sections;     /* models have options of their own */
+    char *config_file; /* --config */
     enum config_fit fit;
     enum log_level log_level;
     enum log_format log_format;
@@ -41,6 +56,10 @@ struct config {
  * ERR_LIMIT for the file) names the option in fault->field and the source in the text. With --help,
  * --man or --version on the command line nothing else is read or required. */
 int config_load(int argc, char **argv, char **envp, struct config *config, struct fault *fault);
+/* The same with the options of one model of `base`, which was loaded from the same sources, where
+ * they have sections. */
+int config_load_model(int argc, char **argv, char **envp, const struct config *base, size_t model,
+                      struct config *config, struct fault *fault);
 void config_close(struct config *config);
 
 bool config_is_option(const char *name); /* "kv-policy" */

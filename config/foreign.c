@@ -56,7 +56,8 @@ static const struct foreign rows[] = {
     INSTEAD("--embedding*", NO_EMBEDDINGS), INSTEAD("--rerank*", NO_EMBEDDINGS), INSTEAD("--pooling", NO_EMBEDDINGS), INSTEAD("--is-embedding", NO_EMBEDDINGS),
     SAME("-md", "draft-model"), SAME("--model-draft", "draft-model"), SAME("--spec-draft-model", "draft-model"), SAME("--speculative-draft-model-path", "draft-model"), SAME("--speculative-draft-model", "draft-model"),
     INSTEAD("--draft*", DRAFTS ": leave it out"), INSTEAD("--spec-*", DRAFTS ": leave it out"), NOTHING("--speculative-*", ONE, DRAFTS),
-    INSTEAD("--models-dir", "start one daemon for each model"), INSTEAD("--models-preset", "start one daemon for each model"), INSTEAD("--models-max", "start one daemon for each model"),
+    INSTEAD("--models-preset", "use --config FILE, with a section for each model"), INSTEAD("--models-max", "use --models-memory"), NOTHING("--models-autoload", FLAG, ALWAYS),
+    SAME("--sleep-idle-seconds", "model-idle"),
     /* devices */
     NOTHING("-ngl", ONE, WHOLE_DEVICE), NOTHING("--gpu-layers", ONE, WHOLE_DEVICE), NOTHING("--n-gpu-layers", ONE, WHOLE_DEVICE),
     INSTEAD("-dev", "use --device auto, cpu or cuda"), INSTEAD("--list-devices", "use nvidia-smi; the ready line names the backend"),

@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/available.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -104,7 +105,7 @@ struct reload {
     int argc;
     char **argv;
     struct config *config; /* the configuration in force */
-    struct callbacks *callbacks;
+    struct server *server;
 };
 
 static void log_change(void *arg, const char *option, bool taken) {
@@ -123,7 +124,7 @@ static void on_reload(void *arg) {
     struct fault fault = {0};
     int rc = config_load(reload->argc, reload->argv, environ, &fresh, &fault);
     if (!rc) {
-        rc = server_reload(reload->callbacks->server, &fresh.server.now, &fault);
+        rc = server_reload(reload->server, &fresh.server.now, &fault);
         if (rc) config_close(&fresh);
     }
     if (rc) {
@@ -282,21 +283,28 @@ static void print_example(const char *url, bool chat, bool needs_key) {
         printf("  \"prompt\": \"My sister Nora lives in\", \"max_tokens\": 32}'\n");
 }
 
+/* `info` NULL: several models, which are loaded when they are asked for. */
 static void print_ready(const struct config *config, const struct server *server,
                         const struct engine_info *info) {
     const char *url = server_url(server);
     bool page = !config->server.no_ui && strncmp(url, "http", 4) == 0;
-    printf("keepd ready at %s (model %s, policy %s, ", url, server_model(server), info->kv_policy);
-    if (strcmp(info->kv_policy, "full") == 0)
-        printf("no budget");
-    else
-        printf("budget %d", info->kv_budget);
-    printf(", %s)\n\n", info->backend);
+    if (info) {
+        printf("keepd ready at %s (model %s, policy %s, ", url, server_model(server),
+               info->kv_policy);
+        if (strcmp(info->kv_policy, "full") == 0)
+            printf("no budget");
+        else
+            printf("budget %d", info->kv_budget);
+        printf(", %s)\n\n", info->backend);
+    } else {
+        printf("keepd ready at %s (%zu models, each loaded when a request names it)\n\n", url,
+               config->model_count);
+    }
     if (page)
         printf("Open %s/ in a browser, or try:\n", url);
     else
         printf("Try:\n");
-    print_example(url, info->has_chat_template, server_needs_key(server));
+    print_example(url, !info || info->has_chat_template, server_needs_key(server));
     fflush(stdout);
 }
 
@@ -324,34 +332,35 @@ static int start_engine(struct engine *engine, struct fault *fault) {
     return rc ? fault_set(fault, rc, "engine", "does not start: %s", err_text(rc)) : 0;
 }
 
+static int run_server(const struct config *config, struct server *server, struct engine *engine) {
+    const struct engine_info *info = engine ? engine_info(engine) : NULL;
+    struct fault fault = {0};
+    if (server_start(server, engine, &fault)) return report_fault("cannot serve", &fault);
+    if (info) log_habits(server, info);
+    print_ready(config, server, info);
+    bool served = server_run(server);
+    log_info(served ? "stopped" : "stopped: the backend failed");
+    return served ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+/* Serves one model, which is loaded first. */
 static int serve_model(const struct config *config, struct server *server,
-                       struct callbacks *callbacks) {
-    struct engine_options options = engine_options(config, callbacks);
+                       struct callbacks *callbacks, const struct engine_options *options) {
+    struct engine_options own = *options; /* fitting changes them for this start */
     struct engine *engine = NULL;
     struct fit_start fit = {0};
     struct fault fault = {0};
-    int status = EXIT_SUCCESS;
-    if (config->fit == CONFIG_FIT_AUTO && fit_at_start(&options, &fit) == FIT_START_STOPPED) {
+    if (config->fit == CONFIG_FIT_AUTO && fit_at_start(&own, &fit) == FIT_START_STOPPED) {
         fit_start_close(&fit);
         return EXIT_SUCCESS;
     }
-    int rc = open_engine(&options, callbacks, &engine, &fault);
+    int rc = open_engine(&own, callbacks, &engine, &fault);
     fit_start_close(&fit);
     if (rc) return refuse_start("the model is refused", &fault);
     rc = start_engine(engine, &fault);
-    if (!rc) rc = server_start(server, engine, &fault);
-    if (rc) {
-        status = report_fault("cannot serve", &fault);
-    } else {
-        log_habits(server, engine_info(engine));
-        print_ready(config, server, engine_info(engine));
-        if (!server_run(server)) status = EXIT_FAILURE;
-        log_info(status ? "stopped: the backend failed" : "stopped");
-    }
+    if (!rc) return run_server(config, server, engine);
     engine_close(engine);
-    server_close(server);
-    callbacks->server = NULL;
-    return status;
+    return report_fault("cannot serve", &fault);
 }
 
 /* Returns whether this start fits gates if it finds none. */
@@ -375,7 +384,6 @@ static int check_start(const struct config *config, struct callbacks *callbacks)
     if (rc) return refuse_start("the model is refused", &fault);
     if (options.gates_follow && strcmp(found.gates_from, "none") == 0)
         log_info("a start fits retention gates to the model first (--fit auto)");
-    config_print(config, stdout);
     return EXIT_SUCCESS;
 }
 
@@ -407,11 +415,142 @@ static int save_rounded(const struct config *config, struct callbacks *callbacks
     return EXIT_SUCCESS;
 }
 
+/* --- the models --- */
+
+/* A model that is served, and the options that are its own. */
+struct entry {
+    struct config own; /* where there are several models; else empty */
+    const struct config *config;
+    struct callbacks callbacks;
+    struct engine_options engine;
+};
+
+struct entries {
+    struct entry *items; /* [count] */
+    struct server_model *models;
+    size_t count;
+};
+
+static bool is_pinned(const struct config *config, const struct config_model *model) {
+    const size_t size = strcspn(model->names, ",");
+    for (size_t i = 0; i < config->pins.count; i++)
+        if (strlen(config->pins.items[i]) == size &&
+            strncmp(config->pins.items[i], model->names, size) == 0)
+            return true;
+    return false;
+}
+
+/* Several models without sections have the same options but for their names and paths. */
+static int open_entry(struct entry *entry, const struct config *config, size_t model, int argc,
+                      char **argv, struct fault *fault) {
+    extern char **environ;
+    entry->config = config;
+    if (config->model_count == 1 && !config->sections) return 0;
+    int rc = config_load_model(argc, argv, environ, config, model, &entry->own, fault);
+    entry->config = &entry->own;
+    return rc;
+}
+
+static void close_entries(struct entries *entries) {
+    for (size_t i = 0; i < entries->count; i++) config_close(&entries->items[i].own);
+    mem_free(entries->items);
+    mem_free(entries->models);
+}
+
+static int open_entries(struct entries *entries, const struct config *config, int argc, char **argv,
+                        struct fault *fault) {
+    int rc = 0;
+    entries->items = mem_must_alloc(config->model_count, sizeof *entries->items);
+    entries->models = mem_must_alloc(config->model_count, sizeof *entries->models);
+    for (size_t i = 0; i < config->model_count && !rc; i++) {
+        struct entry *entry = &entries->items[i];
+        rc = open_entry(entry, config, i, argc, argv, fault);
+        if (rc) break;
+        entries->count++;
+        entries->models[i] = entry->config->model;
+        entries->models[i].pinned = is_pinned(config, &config->models[i]);
+        entries->models[i].split_reasoning =
+            entry->config->reasoning_parser == CONFIG_REASONING_AUTO;
+        entries->models[i].engine = &entry->engine;
+    }
+    return rc;
+}
+
+/* Finds the files of all models that are named by paths (`hub` false), or by the hub. */
+static int find_entries(struct entries *entries, bool hub, enum hub_use use) {
+    int status = 0;
+    for (size_t i = 0; i < entries->count && !status; i++) {
+        struct entry *entry = &entries->items[i];
+        if (names_hub(entry->config) == hub)
+            status = find_model(entry->config, use, &entry->callbacks);
+    }
+    return status;
+}
+
+/* Fills in the options of the engines. Several models share what memory there is: an automatic pool
+ * takes half of an equal part at most. */
+static void set_engines(struct entries *entries, int64_t memory) {
+    for (size_t i = 0; i < entries->count; i++) {
+        struct entry *entry = &entries->items[i];
+        entry->engine = engine_options(entry->config, &entry->callbacks);
+        if (entries->count > 1) entry->engine.kv_pool_most = memory / 2 / (int64_t)entries->count;
+    }
+}
+
+static int with_each(struct entries *entries,
+                     int (*task)(const struct config *, struct callbacks *)) {
+    int status = 0;
+    for (size_t i = 0; i < entries->count && !status; i++)
+        status = task(entries->items[i].config, &entries->items[i].callbacks);
+    return status;
+}
+
+static int serve(const struct config *config, struct entries *entries, struct server *server,
+                 int64_t memory) {
+    struct fault fault = {0};
+    if (server_bind(server, &fault)) return report_fault("cannot serve", &fault);
+    int status = find_entries(entries, true, HUB_SERVE);
+    if (status) return status;
+    set_engines(entries, memory);
+    for (size_t i = 0; i < entries->count; i++) entries->items[i].callbacks.server = server;
+    if (entries->count > 1) return run_server(config, server, NULL);
+    return serve_model(entries->items[0].config, server, &entries->items[0].callbacks,
+                       &entries->items[0].engine);
+}
+
+static int run_models(const struct config *config, struct entries *entries,
+                      struct server_options *options, struct reload *reload) {
+    const bool only_cached = config->check_config || config->inspect;
+    struct server *server = NULL;
+    struct fault fault = {0};
+    int status = find_entries(entries, false, only_cached ? HUB_CACHED : HUB_SERVE);
+    if (!status && (only_cached || config->quantize_to))
+        status = find_entries(entries, true, only_cached ? HUB_CACHED : HUB_SERVE);
+    if (status) return status;
+    options->models = entries->models;
+    options->model_count = (int)entries->count;
+    if (entries->count > 1 && !options->models_memory)
+        options->models_memory = available_memory("") / 4 * 3;
+    if (server_open(options, &server, &fault)) return refuse_start("the model is refused", &fault);
+    reload->server = server;
+    if (config->check_config)
+        status = with_each(entries, check_start);
+    else if (config->inspect)
+        status = with_each(entries, inspect_model);
+    else if (config->quantize_to)
+        status = save_rounded(entries->items[0].config, &entries->items[0].callbacks);
+    else
+        status = serve(config, entries, server, options->models_memory);
+    server_close(server);
+    if (config->check_config && !status) config_print(config, stdout);
+    return status;
+}
+
 static int run_daemon(struct config *config, int argc, char **argv) {
-    struct callbacks callbacks = {0};
+    struct entries entries = {0};
     struct fault fault = {0};
     struct server_options options = config->server;
-    struct reload reload = {argc, argv, config, &callbacks};
+    struct reload reload = {argc, argv, config, NULL};
     const char *answer_bytes = getenv("KEEPD_TEST_ANSWER_BYTES");
     int status;
     /* Without a file nothing can have changed: a closed terminal ends the daemon as SIGTERM does.
@@ -421,28 +560,13 @@ static int run_daemon(struct config *config, int argc, char **argv) {
         signal(SIGHUP, SIG_IGN); /* until the event loop runs; a signal before that is lost */
     }
     options.arg = &reload;
-    config->model.split_reasoning = config->reasoning_parser == CONFIG_REASONING_AUTO;
-    options.model = &config->model;
     options.timeouts = timeouts_of(getenv("KEEPD_TEST_TIMEOUTS"));
     if (answer_bytes) options.max_answer_bytes = (size_t)atoll(answer_bytes);
-    const bool only_cached = config->check_config || config->inspect;
-    const bool serves = !only_cached && !config->quantize_to;
-    if ((!serves || !names_hub(config)) &&
-        (status = find_model(config, only_cached ? HUB_CACHED : HUB_SERVE, &callbacks)) != 0)
-        return status;
-    if (server_open(&options, &callbacks.server, &fault))
-        status = refuse_start("the model is refused", &fault);
-    else if (config->check_config)
-        status = check_start(config, &callbacks);
-    else if (config->inspect)
-        status = inspect_model(config, &callbacks);
-    else if (config->quantize_to)
-        status = save_rounded(config, &callbacks);
-    else if (server_bind(callbacks.server, &fault))
-        status = report_fault("cannot serve", &fault);
-    else if (!names_hub(config) || (status = find_model(config, HUB_SERVE, &callbacks)) == 0)
-        status = serve_model(config, callbacks.server, &callbacks);
-    server_close(callbacks.server); /* serve_model may have closed it already */
+    if (open_entries(&entries, config, argc, argv, &fault))
+        status = refuse_start("", &fault);
+    else
+        status = run_models(config, &entries, &options, &reload);
+    close_entries(&entries);
     return status;
 }
 

@@ -22,7 +22,8 @@
 /* The states that may follow each state. Every state but OVER can lose its client. */
 static const unsigned states_after[] = {
     /* clang-format off */
-    [EXCHANGE_RECEIVING]  = TO(PREPARING) | TO(RUNNING) | TO(READY) | TO(OVER), /* RUNNING: orders */
+    [EXCHANGE_RECEIVING]  = TO(WAITING) | TO(PREPARING) | TO(RUNNING) | TO(READY) | TO(OVER), /* RUNNING: orders */
+    [EXCHANGE_WAITING]    = TO(PREPARING) | TO(READY) | TO(OVER),
     [EXCHANGE_PREPARING]  = TO(RUNNING) | TO(READY) | TO(OVER),
     [EXCHANGE_RUNNING]    = TO(FINISHED) | TO(STREAMING) | TO(CANCELLED),
     [EXCHANGE_FINISHED]   = TO(PREPARING) | TO(READY) | TO(SENDING) | TO(OVER), /* PREPARING: files */
@@ -53,6 +54,7 @@ void exchange_queued(struct exchange *ex) {
 
 void exchange_gone(struct exchange *ex) {
     bool running = ex->state == EXCHANGE_RUNNING || ex->state == EXCHANGE_STREAMING;
+    if (ex->state == EXCHANGE_WAITING) models_forget(ex);
     if (!exchange_is_gone(ex)) exchange_set_state(ex, running ? EXCHANGE_CANCELLED : EXCHANGE_OVER);
     exchange_cancel(ex);
     exchange_resume(ex);
@@ -69,7 +71,7 @@ struct exchange *exchange_open(struct server *server, struct conn *conn,
     struct exchange *ex = mem_try_alloc(1, sizeof *ex);
     if (!ex) return NULL;
     ex->server = server;
-    ex->model = &server->model;
+    ex->model = &server->models.items[0];
     ex->conn = conn;
     ex->connection = connection;
     ex->refs = 1;
@@ -120,7 +122,7 @@ void exchange_unref(struct exchange *ex) {
     quota_leave(ex);
     if (ex->places) engine_queue_leave(ex->model->engine, ex->places);
     for (int i = 0; i < ex->job_count; i++) engine_job_close(&ex->jobs[i]);
-    engine_constraint_close(ex->model->engine, ex->constraint);
+    if (ex->constraint) engine_constraint_close(ex->model->engine, ex->constraint);
     mem_free(ex->jobs);
     mem_free(ex->progress);
     move_close(ex);
@@ -131,6 +133,7 @@ void exchange_unref(struct exchange *ex) {
     json_free(ex->tree);
     arena_close(&ex->arena);
     buf_close(&ex->answer.body);
+    models_leave(ex);
     mem_free(ex);
     server->exchanges--;
     server_may_end(server);
@@ -168,7 +171,8 @@ void exchange_fail(struct exchange *ex) {
     struct answer *answer = &ex->answer;
     answer->status = error->status;
     if (error->status == 503 || error->status == 429)
-        answer->retry_ms = stats_retry_ms(&ex->model->stats);
+        answer->retry_ms = ex->retry_ns > 0 ? (int)(ex->retry_ns / 1000000) + 1
+                                            : stats_retry_ms(&ex->model->stats);
     buf_clear(&answer->body);
     if (ex->route && ex->route->kind && ex->route->kind->error)
         ex->route->kind->error(&answer->body, error, ex->request_id);
@@ -383,7 +387,7 @@ static void start_preparing(struct exchange *ex) {
     ex->server->accepted += ex->places > 0;
     exchange_set_state(ex, EXCHANGE_PREPARING);
     conn_watch(ex->conn);
-    exchange_suspend(ex);
+    if (!ex->suspended) exchange_suspend(ex);
     works_add(ex);
 }
 
@@ -407,21 +411,27 @@ void exchange_dispatch(struct exchange *ex) {
         return;
     }
     ex->request.kind = ex->route->kind;
-    if (ex->request.kind->form) {
-        copy_session(ex);
-        if (ex->server->draining) {
-            ex->reject = STATS_REJECT_DRAINING;
-            oai_refuse(&ex->error, 503, "overloaded", NULL, "The server is shutting down.");
-            exchange_refuse(ex);
-            return;
-        }
-        if (!quota_reserve(ex)) {
-            exchange_refuse(ex);
-            return;
-        }
-    } else {
+    if (ex->request.kind->form) copy_session(ex);
+    if (ex->request.kind->form && ex->server->draining) {
+        ex->reject = STATS_REJECT_DRAINING;
+        oai_refuse(&ex->error, 503, "overloaded", NULL, "The server is shutting down.");
+        exchange_refuse(ex);
+        return;
+    }
+    enum models_entry entry = models_choose(ex) ? models_enter(ex) : MODELS_REFUSED;
+    if (entry == MODELS_REFUSED)
+        exchange_refuse(ex);
+    else if (entry == MODELS_ENTERED)
+        exchange_begin(ex);
+}
+
+void exchange_begin(struct exchange *ex) {
+    if (!ex->request.kind->form)
         ex->answer.body.limit =
             ex->server->ledger.total / WORKS_AT_ONCE - 1; /* -1: the NUL at the buffer's end */
+    else if (!quota_reserve(ex)) {
+        exchange_refuse(ex);
+        return;
     }
     start_preparing(ex);
 }

@@ -37,6 +37,7 @@ struct server;
  * exchange (RUNNING, STREAMING, BACKGROUND and CANCELLED) it is in server->jobs. */
 enum exchange_state {
     EXCHANGE_RECEIVING, /* the body arrives */
+    EXCHANGE_WAITING,   /* the model is being loaded, or makes room for another */
     EXCHANGE_PREPARING, /* a worker parses and tokenises the body, or moves a conversation's file */
     EXCHANGE_RUNNING,   /* the engine has its jobs or its order; no answer is queued yet */
     EXCHANGE_FINISHED,  /* the engine has ended them; no answer is queued yet */
@@ -143,6 +144,7 @@ struct exchange {
     struct conn *conn;                 /* NULL once libmicrohttpd has released it */
     struct MHD_Connection *connection; /* NULL at the same time as `conn` */
     struct exchange *next, *prev;      /* in server->jobs, while the engine works for it */
+    bool holds;                        /* the model stays loaded for it */
     int refs;
     struct route found;
     const struct route *route; /* `found`; NULL = there is none */
@@ -165,7 +167,7 @@ struct exchange {
     size_t values;             /* upper bound for the JSON values of the body */
     struct answer answer;
     uv_work_t work;
-    struct exchange *work_next; /* in server->works_waiting */
+    struct exchange *work_next; /* in server->works_waiting, or in its model's `waiting` */
     /* written by the libuv worker */
     cJSON *tree;
     struct arena arena;
@@ -173,6 +175,7 @@ struct exchange {
     struct engine_constraint *constraint; /* for all jobs; NULL = none */
     bool again; /* other languages are being compiled: queue the work once more */
     struct oai_error error;
+    int64_t retry_ns;         /* until a refused request may be sent again; 0: estimated */
     enum stats_reject reject; /* reason of a 429 or 503; OTHER unless set before it */
     /* the jobs: one per prompt, allocated by the libuv worker */
     struct engine_job *jobs;
@@ -220,6 +223,7 @@ int exchange_refuse(struct exchange *exchange);
 void exchange_fail(struct exchange *exchange);
 void exchange_refuse_memory(struct exchange *exchange); /* sets error and reject. Any thread */
 void exchange_dispatch(struct exchange *exchange);      /* the body is complete */
+void exchange_begin(struct exchange *exchange);         /* and its model is loaded */
 void exchange_poll(struct exchange *exchange, int64_t now_ns); /* after a wake or a tick */
 bool exchange_stream_ready(const struct exchange *exchange, int64_t now_ns);
 void exchange_answer_wait(struct exchange *exchange); /* the engine has finished */
@@ -254,14 +258,16 @@ void background_render(struct buf *out, const struct exchange *exchange);
 void background_cancel(struct exchange *exchange);
 
 /* works.c: the order in which bodies are prepared. Of the WORKERS threads of libuv, moves take at
- * most MOVES_AT_ONCE and large bodies at most LARGE_AT_ONCE; small bodies may use all others. So a
- * small request never waits for large ones, however many there are. The next large body is one of a
- * client that has none at work, if there is one. */
+ * most MOVES_AT_ONCE, models that are loaded or unloaded MODELS_AT_ONCE, and large bodies at most
+ * LARGE_AT_ONCE; small bodies may use all others. So a small request never waits for large ones,
+ * however many there are. The next large body is one of a client that has none at work, if there is
+ * one. */
 enum {
     MOVES_AT_ONCE = 2,
     LARGE_AT_ONCE = 2,
     WORKS_AT_ONCE = 4,
-    WORKERS = MOVES_AT_ONCE + WORKS_AT_ONCE
+    MODELS_AT_ONCE = 1,
+    WORKERS = MOVES_AT_ONCE + WORKS_AT_ONCE + MODELS_AT_ONCE
 };
 #define WORK_LARGE_BYTES ((size_t)64 << 10) /* a body with more is large */
 /* Starts the threads. The server is ready only if they can run. */

@@ -14,6 +14,7 @@ void load_add_header(struct exchange *ex, struct MHD_Response *response) {
     int status = ex->answer.status;
     if (!format || !ex->route || ex->route->act) return;
     if (status == 401 || status == 403) return; /* not a client of this server */
+    if (!ex->model->engine) return;
     engine_status(ex->model->engine, &s);
     const struct engine_info *info = ex->model->rules.info;
     double places = (double)info->max_num_seqs * info->replicas, used = stats_cache_usage(&s);

@@ -93,7 +93,7 @@ void server_wake(void *arg) {
 
 /* Returns whether every request has ended and the engine has written what outlives it. */
 static bool is_drained(const struct server *server) {
-    return server->exchanges == 0 && conn_all_sent(server) && engine_idle(server->model.engine);
+    return server->exchanges == 0 && conn_all_sent(server) && models_idle(server);
 }
 
 static void check_drain(struct server *server, int64_t now_ns) {
@@ -111,7 +111,8 @@ static void check_drain(struct server *server, int64_t now_ns) {
         server->drain_deadline_ns = now_ns + DRAIN_ABORT_NS;
         /* The engine accepts no more, and jobs that are still in the loop are cancelled. */
         server->aborting = true;
-        engine_drain(server->model.engine);
+        models_drain(server);
+        models_abort(server);
         for (struct exchange *ex = server->jobs; ex; ex = ex->next) exchange_cancel(ex);
     }
 }
@@ -123,7 +124,7 @@ void server_may_end(struct server *server) {
 /* Tells the engine that no more requests come. Requests that workers still parse are accepted
  * before. */
 void server_all_submitted(struct server *server) {
-    if (server->draining) engine_drain(server->model.engine);
+    if (server->draining) models_drain(server);
 }
 
 static void begin_drain(struct server *server, int64_t now_ns) {
@@ -153,10 +154,11 @@ static void on_signal(uv_signal_t *handle, int number) {
 
 /* Begins to drain if the device has failed, because it works again only in a new process. */
 static void check_engine(struct server *server, int64_t now_ns) {
-    struct engine_status status;
-    if (server->failed) return;
-    engine_status(server->model.engine, &status);
-    server->failed = status.stopped;
+    for (int i = 0; i < server->models.count && !server->failed; i++) {
+        struct engine_status status = {0};
+        if (server->models.items[i].engine) engine_status(server->models.items[i].engine, &status);
+        server->failed = status.stopped;
+    }
     if (server->failed && !server->draining) begin_drain(server, now_ns);
 }
 
@@ -173,26 +175,37 @@ static void on_hangup(uv_signal_t *handle, int number) {
 static bool all_replicas_work(struct server *server) {
     struct engine_status status;
     bool works = true;
-    for (int i = 0; i < server->model.rules.info->replicas; i++) {
-        engine_replica_status(server->model.engine, i, &status);
-        works &= watchdog_check(&server->model.watchdog, i, &status);
+    for (int i = 0; i < server->models.count; i++) {
+        struct served_model *model = &server->models.items[i];
+        for (int k = 0; model->engine && k < model->rules.info->replicas; k++) {
+            engine_replica_status(model->engine, k, &status);
+            works &= watchdog_check(&model->watchdog, k, &status);
+        }
     }
     return works;
 }
 
 static void feed_watchdog(struct server *server, int64_t now_ns) {
-    struct engine_status status;
-    if (!watchdog_due(&server->model.watchdog, now_ns) || !all_replicas_work(server)) return;
-    engine_status(server->model.engine, &status);
-    watchdog_fed(&server->model.watchdog, now_ns);
+    struct engine_status status, sum = {0};
+    if (!watchdog_due(&server->watchdog, now_ns) || !all_replicas_work(server)) return;
+    watchdog_fed(&server->watchdog, now_ns);
+    for (int i = 0; i < server->models.count; i++) {
+        watchdog_fed(&server->models.items[i].watchdog, now_ns);
+        if (!server->models.items[i].engine) continue;
+        engine_status(server->models.items[i].engine, &status);
+        sum.running += status.running;
+        sum.waiting += status.waiting;
+        sum.conversations += status.conversations;
+    }
     systemd_notify("WATCHDOG=1\nSTATUS=Serving: %d running, %d waiting, %d conversations",
-                   status.running, status.waiting, status.conversations);
+                   sum.running, sum.waiting, sum.conversations);
 }
 
 static void on_tick(uv_timer_t *tick) {
     struct server *server = tick->data;
     int64_t now_ns = clock_ns();
     poll_jobs(server, now_ns); /* sends comments on silent streams, too */
+    models_tick(server, now_ns);
     conn_tick(server, now_ns);
     run_http(server);
     systemd_repeat(&server->announced);
@@ -335,7 +348,7 @@ int server_open(const struct server_options *options, struct server **out, struc
     CHECK(uv_loop_init(&server->loop) == 0);
     CHECK(uv_async_init(&server->loop, &server->wake, on_loop_wake) == 0);
     server->wake.data = server;
-    rc = served_open(&server->model, options->model, fault);
+    rc = models_open(server, fault);
     if (!rc) rc = check_socket_mode(options->unix_socket_mode, fault);
     if (!rc && !socket_is_passed()) rc = sock_check(&address, fault);
     if (!rc && options->otlp_endpoint) rc = otlp_open(options->otlp_endpoint, &server->otlp, fault);
@@ -410,7 +423,7 @@ static bool ignores_hangups(void) {
 }
 
 static void start_handles(struct server *server) {
-    uint64_t tick = tick_ms(&server->options.timeouts, server->model.watchdog.every_ns);
+    uint64_t tick = tick_ms(&server->options.timeouts, server->watchdog.every_ns);
     int fd = MHD_get_daemon_info(server->daemon, MHD_DAEMON_INFO_EPOLL_FD)->epoll_fd;
     server->handles_open = true;
     CHECK(uv_poll_init(&server->loop, &server->poll, fd) == 0);
@@ -440,34 +453,39 @@ enum { BACKGROUND_PART = 4 };
  * have one address, so there is no share. */
 static void set_shares(struct server *server) {
     const struct server_options *o = &server->options;
-    const struct engine_info *info = server->model.rules.info;
+    int64_t places = 0, background = 0;
     struct ledger_stock *stock = server->ledger.stock;
-    stock[LEDGER_PLACES] =
-        (struct ledger_stock){.total = (int64_t)info->max_queue * info->replicas, .times = 2};
-    stock[LEDGER_BACKGROUND] = (struct ledger_stock){
-        .total = (info->max_queue + BACKGROUND_PART - 1) / BACKGROUND_PART, .times = 2};
+    for (int i = 0; i < server->models.count; i++) {
+        const struct engine_options *engine = &server->models.items[i].engine_options;
+        const int replicas = engine->data_parallel_size > 1 ? engine->data_parallel_size : 1;
+        places += (int64_t)engine->max_queue * replicas;
+        background += (engine->max_queue + BACKGROUND_PART - 1) / BACKGROUND_PART;
+    }
+    stock[LEDGER_PLACES] = (struct ledger_stock){.total = places, .times = 2};
+    stock[LEDGER_BACKGROUND] = (struct ledger_stock){.total = background, .times = 2};
     stock[LEDGER_TOKENS] = (struct ledger_stock){.total = o->max_queue_tokens, .times = 2};
     stock[LEDGER_CONNECTIONS] = (struct ledger_stock){
         .total = o->max_connections, .times = sock_has_networks(server->listen_fd) ? 15 : 0};
 }
 
 int server_start(struct server *server, struct engine *engine, struct fault *fault) {
-    int rc = served_use(&server->model, &server->options, engine, fault);
-    if (rc) return rc;
-    memcpy(server->secret, engine_info(engine)->space_key, sizeof server->secret);
-    set_shares(server);
     server->records = oai_records_open(OAI_RECORD_BYTES, OAI_RECORDS_MAX);
-    if (!server->records) return fault_set(fault, ERR_NOMEM, NULL, "no memory");
-    server->model.rules.records = server->records;
+    if (!server->records) {
+        engine_close(engine);
+        return fault_set(fault, ERR_NOMEM, NULL, "no memory");
+    }
+    int rc = models_start(server, engine, fault);
+    if (rc) return rc;
+    set_shares(server);
     page_policy(server->page_policy);
-    server->model.watchdog.every_ns = systemd_watchdog_ns() / WATCHDOG_SHARE;
+    server->watchdog.every_ns = systemd_watchdog_ns() / WATCHDOG_SHARE;
     rc = works_open(server, fault);
     if (!rc) rc = sock_listen(server->listen_fd, fault);
     if (!rc) rc = start_daemon(server, fault);
     if (rc) return rc;
     start_handles(server);
     systemd_announce(&server->announced, "READY=1\nSTATUS=Serving %s at %s",
-                     server->model.rules.names[0], server->url);
+                     server->models.items[0].rules.names[0], server->url);
     return 0;
 }
 
@@ -476,7 +494,7 @@ const char *server_url(const struct server *server) {
 }
 
 const char *server_model(const struct server *server) {
-    return server->model.rules.names[0];
+    return server->models.items[0].rules.names[0];
 }
 
 bool server_needs_key(const struct server *server) {
@@ -535,13 +553,14 @@ int server_reload(struct server *server, const struct server_reloadable *fresh,
 static void end_exchanges(struct server *server) {
     server->closing = true;
     listener_shut(server);
-    while (server->works || server->exchanges) {
+    while (server->works || server->exchanges || models_busy(server)) {
         for (struct conn *conn = server->conns; conn; conn = conn->next)
             if (conn->exchange) conn_kill(conn);
         MHD_run(server->daemon);
         relay_sent(server);
         poll_jobs(server, clock_ns());
-        if (server->works || server->exchanges) uv_run(&server->loop, UV_RUN_ONCE);
+        if (server->works || server->exchanges || models_busy(server))
+            uv_run(&server->loop, UV_RUN_ONCE);
     }
 }
 
@@ -566,6 +585,7 @@ static void close_handles(struct server *server) {
 
 void server_close(struct server *server) {
     if (!server) return;
+    models_close(server);
     close_handles(server);
     if (server->unlink_path) sock_unlink(server->listen_fd);
     for (struct conn *conn = server->conns; conn; conn = conn->next) conn_kill(conn);
@@ -583,6 +603,5 @@ void server_close(struct server *server) {
     buf_close(&server->framed);
     keys_close(&server->keys);
     oai_records_close(server->records);
-    served_close(&server->model);
     mem_free(server);
 }

@@ -1,6 +1,6 @@
 /* The server's state, which loop.c opens, runs and closes. It owns the sockets, libmicrohttpd's
- * daemon, the libuv loop and its handles, the keys, and the lists of connections and exchanges; the
- * engine belongs to main.c and stays open until server_run has returned.
+ * daemon, the libuv loop and its handles, the keys, the models with their engines, and the lists of
+ * connections and exchanges.
  *
  * Thread: the loop, except `wake` (any thread). Workers read `records` and what server/models.h
  * names. */
@@ -17,7 +17,7 @@
 
 struct server {
     struct server_options options;
-    struct served_model model;
+    struct models models;
     uint8_t secret[16];          /* key of the hashes by which clients are told apart */
     struct oai_records *records; /* stored responses */
     struct otlp *otlp;           /* NULL: no spans */
@@ -36,6 +36,7 @@ struct server {
     bool unlink_path;       /* the Unix socket's path was made by this process */
     struct tls_config *tls; /* NULL = plain */
     struct keys keys;
+    struct watchdog watchdog;       /* each model has one for its replicas */
     struct systemd_queue announced; /* loop thread */
     uv_poll_t listener;             /* waits on listen_fd */
     bool listener_waits;            /* accepts clients at present */
@@ -52,7 +53,7 @@ struct server {
     uint64_t conn_total;       /* accepted since the start */
     struct exchange *jobs;     /* exchanges with jobs in the engine */
     int exchanges, works;      /* exchanges that exist; of these, read by worker threads */
-    int accepted;              /* `works` that have a place in the queue */
+    int accepted; /* `works` that have a place in the queue, and requests that wait for a model */
     struct exchange *moves_waiting; /* `works` of move.c that wait for a thread */
     int moves_working;              /* moves that have a thread */
     struct exchange *works_waiting; /* `works` with large bodies that wait for a thread */

@@ -1,31 +1,67 @@
-/* The models that a server serves. Each has an engine of its own, the rules of its requests, and
- * the counts of those that have ended.
+/* The set of models that a server serves, and which of them are in memory.
  *
- * Thread: the loop. Workers read `rules` and `engine` of an exchange's model, which do not change
- * while the exchange exists. */
+ * A request names its model. Where that one is not loaded, the request waits in the model's queue
+ * with its body, which other limits bound, and a worker loads the model; one model is loaded or
+ * unloaded at a time. The memory that a model takes is known before (served.h), so models are
+ * loaded only where there is room for them beside those that stay: what leaves is the model that
+ * was used least recently.
+ *
+ *   hold       Every exchange that uses an engine holds its model until it ends. A held model
+ *              stays, so no answer is cut.
+ *   turns      For a model that waits for room, a model in use gets no new requests: they wait, and
+ *              it leaves when its running ones have ended. The model whose first request has waited
+ *              longest is loaded next. So each gets its turn.
+ *   thrashing  A model stays `model_residence` seconds at least, and `model_loads` bounds the loads
+ *              of a minute: beyond it requests for models that are not there get a 503 at once.
+ *
+ * Thread: the loop, but for the work of served_run. */
 #ifndef KEEPD_SERVER_MODELS_H
 #define KEEPD_SERVER_MODELS_H
 
-#include "server/oai/oai.h"
-#include "server/server.h"
-#include "server/stats.h"
-#include "server/watchdog.h"
+#include <uv.h>
 
-struct served_model {
-    struct server_model options;
-    char *names; /* storage of rules.names */
-    struct engine *engine;
-    struct oai_rules rules;
-    struct stats stats;
-    struct watchdog watchdog;
+#include "server/served.h"
+
+#define MODELS_MAX 256
+
+struct models {
+    struct served_model *items; /* the first is that of requests that name none */
+    int count;
+    double allowance; /* loads that may begin now, refilled by model_loads */
+    int64_t refilled_ns;
+    bool planning;
+    struct served_model *working; /* a worker loads or unloads it; NULL: none */
+    struct served_work task;
+    uv_work_t work;
 };
 
-/* Reads the model's names. ERR_INVALID, ERR_LIMIT. */
-int served_open(struct served_model *model, const struct server_model *options,
-                struct fault *fault);
-/* Takes the engine, from which the rules of requests follow. */
-int served_use(struct served_model *model, const struct server_options *server,
-               struct engine *engine, struct fault *fault);
-void served_close(struct served_model *model);
+/* Takes the options' models. ERR_INVALID, ERR_LIMIT. */
+int models_open(struct server *server, struct fault *fault);
+/* Starts with an engine of the first model, or NULL: all are loaded when they are asked for. */
+int models_start(struct server *server, struct engine *engine, struct fault *fault);
+void models_close(struct server *server); /* no worker is at work: models_busy */
+
+/* Finds a model by one of its names. NULL: there is none. */
+struct served_model *models_find(const struct server *server, const char *name);
+/* Finds the model of a request in its body, and enters it. false: the exchange has an error. */
+bool models_choose(struct exchange *exchange);
+enum models_entry { MODELS_ENTERED, MODELS_WAITS, MODELS_REFUSED };
+/* Holds the exchange's model. WAITS: the connection is suspended, and exchange_begin follows when
+ * the model is loaded, unless its client leaves. REFUSED: the exchange has an error. */
+enum models_entry models_enter(struct exchange *exchange);
+/* Holds a loaded model for a request without a body: the one that ?model= names, or else the first
+ * one that is loaded. NULL: refused, and the request is answered. */
+struct served_model *models_take(struct exchange *exchange);
+void models_leave(struct exchange *exchange);  /* holds nothing from here on */
+void models_forget(struct exchange *exchange); /* waits no longer */
+
+void models_tick(struct server *server, int64_t now_ns);
+void models_drain(struct server *server);      /* engines accept no more */
+void models_abort(struct server *server);      /* requests that wait are refused */
+bool models_idle(const struct server *server); /* engines have written what outlives them */
+bool models_busy(const struct server *server); /* a worker has a model */
+
+/* Writes GET /v1/models; `id`: of this model alone. false: there is none with this id. */
+bool models_render(struct buf *out, const struct server *server, const char *id);
 
 #endif

@@ -100,6 +100,7 @@ static bool client_uploads(const struct exchange *ex) {
 }
 
 bool move_begin(struct exchange *ex, uint64_t size) {
+    if (!models_take(ex)) return false;
     int64_t most = engine_upload_max(ex->model->engine);
     uint8_t space[16];
     struct fault fault;

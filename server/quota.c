@@ -60,6 +60,10 @@ bool quota_reserve(struct exchange *ex) {
            reserve_places(ex, 1);
 }
 
+bool quota_wait(struct exchange *ex) {
+    return hold_item(ex, LEDGER_TOKENS, (int64_t)ex->body.size) && hold_item(ex, LEDGER_PLACES, 1);
+}
+
 bool quota_confirm(struct exchange *ex) {
     int64_t tokens = 0;
     for (int i = 0; i < ex->jobs_at_once; i++) tokens += ex->jobs[i].request.prompt_count;

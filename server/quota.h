@@ -16,6 +16,8 @@ struct exchange;
  * quota_reserve reserves a place, and tokens for the prompt before it is tokenised: a token has at
  * least one byte, and a prompt longer than the context is refused anyway. An empty queue accepts
  * any request. */
+/* The same before its model is loaded: no place of an engine's queue. */
+bool quota_wait(struct exchange *exchange);
 bool quota_reserve(struct exchange *exchange);
 /* Called once the request is tokenised: sets the reservation to the prompts that are submitted
  * together (jobs_at_once) and their tokens, and takes a place in the background for a response that

@@ -26,19 +26,24 @@ static const char *path_behind(const struct route *route, const char *path) {
     return strncmp(path, own, size) == 0 ? path + size : NULL;
 }
 
-static void get_health(struct exchange *ex) {
-    struct server *server = ex->server;
+/* Says what is wrong with an engine; NULL: nothing. */
+static const char *engine_trouble(const struct server *server, struct engine *engine) {
     struct engine_status status;
-    engine_status(ex->model->engine, &status);
+    engine_status(engine, &status);
     bool busy = status.running > 0 || status.waiting > 0;
     int64_t silence_ms = (clock_ns() - status.progress_ns) / 1000000;
-    const char *trouble = NULL;
-    if (server->draining)
-        trouble = "The server is shutting down.";
-    else if (status.stopped)
-        trouble = "The engine has stopped.";
-    else if (busy && silence_ms > server->options.timeouts.health)
-        trouble = "The engine has work but makes no progress.";
+    if (status.stopped) return "The engine has stopped.";
+    if (busy && silence_ms > server->options.timeouts.health)
+        return "The engine has work but makes no progress.";
+    return NULL;
+}
+
+static void get_health(struct exchange *ex) {
+    const struct server *server = ex->server;
+    const char *trouble = server->draining ? "The server is shutting down." : NULL;
+    for (int i = 0; i < server->models.count && !trouble; i++)
+        if (server->models.items[i].engine)
+            trouble = engine_trouble(server, server->models.items[i].engine);
     if (trouble) {
         oai_refuse(&ex->error, 503, "unhealthy", NULL, "%s", trouble);
         exchange_fail(ex);
@@ -71,14 +76,34 @@ static int64_t resident_bytes(void) {
     return (int64_t)pages * sysconf(_SC_PAGESIZE);
 }
 
+/* Fills a model's part; its statuses are the caller's to free. NULL in them: no memory. */
+static struct stats_model metrics_of(struct served_model *model) {
+    const int count = model->stats.replica_count;
+    struct engine_status *statuses = mem_try_alloc((size_t)count, sizeof *statuses);
+    for (int i = 0; statuses && i < count; i++) served_status(model, i, &statuses[i]);
+    return (struct stats_model){.name = model->rules.names[0],
+                                .stats = &model->stats,
+                                .info = model->rules.info,
+                                .statuses = statuses,
+                                .waiting = model->waiting_count,
+                                .memory_bytes = model->memory_bytes,
+                                .loads = model->loads,
+                                .unloads = model->unloads,
+                                .failures = model->failures};
+}
+
 static void get_metrics(struct exchange *ex) {
     struct server *server = ex->server;
-    struct engine_status *statuses = read_statuses(ex);
-    if (!statuses) return;
-    struct stats_input input = {.model_name = ex->model->rules.names[0],
-                                .info = ex->model->rules.info,
+    const int count = server->models.count;
+    struct stats_model *models = mem_try_alloc((size_t)count, sizeof *models);
+    bool whole = models != NULL;
+    for (int i = 0; models && i < count; i++) {
+        models[i] = metrics_of(&server->models.items[i]);
+        whole = whole && models[i].statuses;
+    }
+    struct stats_input input = {.models = models,
+                                .model_count = count,
                                 .rejected = server->rejected,
-                                .statuses = statuses,
                                 .keys = &server->keys,
                                 .spans = otlp_counts_of(server->otlp),
                                 .queue_tokens = server->ledger.stock[LEDGER_TOKENS].held,
@@ -86,9 +111,13 @@ static void get_metrics(struct exchange *ex) {
                                 .connections_total = server->conn_total,
                                 .start_seconds = server->start_seconds,
                                 .resident_bytes = resident_bytes()};
-    stats_render(&ex->answer.body, &ex->model->stats, &input);
-    mem_free(statuses);
-    ex->answer.content_type = "text/plain; version=0.0.4; charset=utf-8";
+    if (whole)
+        stats_render(&ex->answer.body, &input);
+    else
+        refuse_memory(ex);
+    for (int i = 0; models && i < count; i++) mem_free((void *)(uintptr_t)models[i].statuses);
+    mem_free(models);
+    if (whole) ex->answer.content_type = "text/plain; version=0.0.4; charset=utf-8";
 }
 
 static void get_version(struct exchange *ex) {
@@ -96,20 +125,19 @@ static void get_version(struct exchange *ex) {
 }
 
 static void get_models(struct exchange *ex) {
-    oai_render_models(&ex->answer.body, &ex->model->rules, ex->server->start_seconds);
+    (void)models_render(&ex->answer.body, ex->server, NULL);
 }
 
 static void get_model(struct exchange *ex) {
     const char *id = path_behind(ex->route, ex->path);
-    if (oai_render_model(&ex->answer.body, &ex->model->rules, id, ex->server->start_seconds)) {
-        return;
-    }
+    if (models_render(&ex->answer.body, ex->server, id)) return;
     oai_refuse(&ex->error, 404, "model_not_found", "model",
                "The model `%.128s` does not exist or you do not have access to it.", id);
     exchange_refuse(ex);
 }
 
 static void get_kv(struct exchange *ex) {
+    if (!models_take(ex)) return;
     struct engine *engine = ex->model->engine;
     struct engine_sequence_row *rows = mem_try_alloc(ROWS_MAX, sizeof *rows);
     struct engine_conversation_row *conversations = mem_try_alloc(ROWS_MAX, sizeof *conversations);
@@ -129,14 +157,15 @@ static void get_kv(struct exchange *ex) {
 }
 
 static void get_server_info(struct exchange *ex) {
-    oai_render_server_info(&ex->answer.body, &ex->model->rules);
+    if (models_take(ex)) oai_render_server_info(&ex->answer.body, &ex->model->rules);
 }
 
 static void get_tokenizer_info(struct exchange *ex) {
-    oai_render_tokenizer_info(&ex->answer.body, ex->model->engine);
+    if (models_take(ex)) oai_render_tokenizer_info(&ex->answer.body, ex->model->engine);
 }
 
 static void get_loads(struct exchange *ex) {
+    if (!models_take(ex)) return;
     struct engine_status *statuses = read_statuses(ex);
     if (!statuses) return;
     struct oai_load load = {ex->model->rules.info, statuses, clock_unix_seconds()};
@@ -145,10 +174,11 @@ static void get_loads(struct exchange *ex) {
 }
 
 static void get_props(struct exchange *ex) {
-    oai_render_props(&ex->answer.body, &ex->model->rules);
+    if (models_take(ex)) oai_render_props(&ex->answer.body, &ex->model->rules);
 }
 
 static void get_slots(struct exchange *ex) {
+    if (!models_take(ex)) return;
     struct engine_sequence_row *rows = mem_try_alloc(ROWS_MAX, sizeof *rows);
     if (rows) {
         int count = engine_sequences(ex->model->engine, rows, ROWS_MAX);
@@ -161,13 +191,23 @@ static void get_slots(struct exchange *ex) {
 
 /* Answers vLLM's /load: the number of requests that run or wait. */
 static void get_load(struct exchange *ex) {
+    const struct models *models = &ex->server->models;
     struct engine_status status;
-    engine_status(ex->model->engine, &status);
-    buf_fmt(&ex->answer.body, "{\"server_load\":%d}", status.jobs);
+    int jobs = 0;
+    for (int i = 0; i < models->count; i++) {
+        jobs += models->items[i].waiting_count;
+        if (!models->items[i].engine) continue;
+        engine_status(models->items[i].engine, &status);
+        jobs += status.jobs;
+    }
+    buf_fmt(&ex->answer.body, "{\"server_load\":%d}", jobs);
 }
 
 static void get_is_sleeping(struct exchange *ex) {
-    buf_str(&ex->answer.body, "{\"is_sleeping\":false}");
+    const struct models *models = &ex->server->models;
+    bool sleeps = true;
+    for (int i = 0; i < models->count; i++) sleeps = sleeps && !models->items[i].engine;
+    buf_fmt(&ex->answer.body, "{\"is_sleeping\":%s}", sleeps ? "true" : "false");
 }
 
 static void get_page(struct exchange *ex) {
@@ -222,7 +262,7 @@ int exchange_space(struct exchange *ex, uint8_t space[16]) {
 
 static void get_conversations(struct exchange *ex) {
     uint8_t space[16];
-    if (exchange_space(ex, space)) return;
+    if (!models_take(ex) || exchange_space(ex, space)) return;
     struct engine_conversation_row *rows = mem_try_alloc(ROWS_MAX, sizeof *rows);
     if (rows) {
         const struct engine_conversation_filter own = {.space = space};
@@ -250,7 +290,7 @@ static void delete_conversation(struct exchange *ex) {
     const char *name = path_behind(ex->route, ex->path);
     uint8_t space[16];
     uint64_t id;
-    if (exchange_space(ex, space)) return;
+    if (!models_take(ex) || exchange_space(ex, space)) return;
     if (oai_conversation_id(name, &id) && owns_conversation(ex, space, id))
         exchange_order(ex, ENGINE_ORDER_DELETE, id);
     else
@@ -263,7 +303,7 @@ static void get_state(struct exchange *ex) {
     uint8_t space[16];
     uint64_t id;
     snprintf(name, sizeof name, "%.*s", (int)strcspn(rest, "/"), rest);
-    if (exchange_space(ex, space)) return;
+    if (!models_take(ex) || exchange_space(ex, space)) return;
     if (oai_conversation_id(name, &id) && owns_conversation(ex, space, id))
         exchange_order(ex, ENGINE_ORDER_WRITE, id);
     else

@@ -2,8 +2,8 @@
  *
  * Life: server_open (checks the options) -> server_bind (reports a port in use before the
  * model is loaded) -> engine_open with wake = server_wake -> server_start (listens) -> server_run
- * (until a signal has drained the server) -> engine_close -> server_close. All functions belong to
- * the thread that calls server_run, except server_wake. Under systemd the server uses a
+ * (until a signal has drained the server) -> server_close, which closes the engines. All functions
+ * belong to the thread that calls server_run, except server_wake. Under systemd the server uses a
  * socket that systemd passed, and server_run reports its state (server/systemd.h). */
 #ifndef KEEPD_SERVER_SERVER_H
 #define KEEPD_SERVER_SERVER_H
@@ -51,14 +51,23 @@ struct server_model {
     int64_t seed;                 /* -1 = random */
     bool split_reasoning;         /* text between <think> tags is returned separately */
     const char *tool_call_parser; /* "auto", "none" or a tool_form's name, see oai_find_tools */
+    bool pinned;                  /* loaded at the start, and stays */
+    /* Opens its engine, all but progress, wake, arg and space_key; a server that has the engine
+     * from its caller and never unloads it needs none. */
+    const struct engine_options *engine;
 };
 
 struct server_options {
     const char *host;
-    int port;                         /* 0 = any free one */
-    const char *unix_socket;          /* instead of host and port; NULL = TCP */
-    const char *unix_socket_mode;     /* octal: "0660" */
-    const struct server_model *model; /* belongs to the caller until server_close */
+    int port;                          /* 0 = any free one */
+    const char *unix_socket;           /* instead of host and port; NULL = TCP */
+    const char *unix_socket_mode;      /* octal: "0660" */
+    const struct server_model *models; /* [model_count], the caller's until server_close */
+    int model_count;
+    int64_t models_memory; /* bytes that all loaded models may take; 0 = any */
+    int model_residence;   /* seconds that a model stays at least */
+    int model_idle;        /* seconds without a request after which it is unloaded; 0 = never */
+    int model_loads;       /* loads in a minute; 0 = any */
     /* Lists belong to the caller and stay until server_close. */
     struct server_list allowed_hosts; /* besides localhost, while bound to loopback */
     struct server_list cors_origins;  /* none = no cross-origin requests */
@@ -79,9 +88,11 @@ struct server_options {
 int server_open(const struct server_options *options, struct server **out, struct fault *fault);
 int server_bind(struct server *server, struct fault *fault);
 void server_wake(void *server); /* any thread: some job changed */
+/* `engine` is that of the first model, and the server's from here on, whatever is returned; NULL:
+ * models are loaded when they are asked for. */
 int server_start(struct server *server, struct engine *engine, struct fault *fault);
-const char *server_url(const struct server *server); /* after server_start */
-const char *server_model(const struct server *server);
+const char *server_url(const struct server *server);   /* after server_start */
+const char *server_model(const struct server *server); /* the name of the first model */
 bool server_needs_key(const struct server *server);
 /* Returns whether anybody who can reach this machine may use the server: it needs no key and
  * listens to more than this machine. */

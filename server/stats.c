@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/mem.h"
 
 /* --- counting --- */
 
@@ -54,11 +55,17 @@ static void open_requests(struct stats_requests *of, const double *lengths, int 
     hist_open(&of->computed_tokens, lengths, length_count);
 }
 
-void stats_open(struct stats *stats, int max_model_len) {
-    *stats = (struct stats){0};
+void stats_open(struct stats *stats, int replicas, int max_model_len) {
+    *stats = (struct stats){.replicas = mem_must_alloc((size_t)replicas, sizeof *stats->replicas),
+                            .replica_count = replicas};
     int count = fill_length_bounds(stats->length_bounds, max_model_len);
-    for (int i = 0; i < ENGINE_REPLICAS_MAX; i++)
+    for (int i = 0; i < replicas; i++)
         open_requests(&stats->replicas[i], stats->length_bounds, count);
+}
+
+void stats_close(struct stats *stats) {
+    mem_free(stats->replicas);
+    *stats = (struct stats){0};
 }
 
 static double seconds_between(int64_t from_ns, int64_t to_ns) {
@@ -233,17 +240,19 @@ static void write_cache(struct writer *w, const struct engine_info *info,
                  stats_cache_usage(s));
     write_single(w, "vllm:gpu_cache_usage_perc", "gauge", "Older name of kv_cache_usage_perc.",
                  stats_cache_usage(s));
-    buf_open(&labels, 1024);
-    buf_fmt(&labels, "block_size=\"%d\",num_gpu_blocks=\"%" PRId64 "\",", info->page_slots,
-            s->pages_total);
-    write_label(&labels, "cache_dtype", info->kv_dtype);
     write_head(w, "vllm:cache_config_info", "gauge", "Facts about the cache; always 1.");
-    write_sample(w, "vllm:cache_config_info", labels.data, 1);
-    buf_close(&labels);
-    write_head(w, "vllm:engine_sleep_state", "gauge", "The engine never sleeps.");
-    write_sample(w, "vllm:engine_sleep_state", "sleep_state=\"awake\"", 1);
+    if (info) {
+        buf_open(&labels, 1024);
+        buf_fmt(&labels, "block_size=\"%d\",num_gpu_blocks=\"%" PRId64 "\",", info->page_slots,
+                s->pages_total);
+        write_label(&labels, "cache_dtype", info->kv_dtype);
+        write_sample(w, "vllm:cache_config_info", labels.data, 1);
+        buf_close(&labels);
+    }
+    write_head(w, "vllm:engine_sleep_state", "gauge", "Whether the model is loaded.");
+    write_sample(w, "vllm:engine_sleep_state", "sleep_state=\"awake\"", info != NULL);
     write_sample(w, "vllm:engine_sleep_state", "sleep_state=\"weights_offloaded\"", 0);
-    write_sample(w, "vllm:engine_sleep_state", "sleep_state=\"discard_all\"", 0);
+    write_sample(w, "vllm:engine_sleep_state", "sleep_state=\"discard_all\"", info == NULL);
 }
 
 static void write_token_counts(struct writer *w, const struct engine_status *s) {
@@ -495,37 +504,58 @@ static void write_span_counts(struct writer *w, const struct otlp_counts *counts
     write_sample(w, dropped, "reason=\"collector\"", (double)counts->refused);
 }
 
-static void write_replica(struct writer *w, const struct stats *stats,
-                          const struct stats_input *input, int replica) {
-    const struct stats_requests *requests = &stats->replicas[replica];
-    const struct engine_status *status = &input->statuses[replica];
+static void write_model_counts(struct writer *w, const struct stats_model *model) {
+    write_single(w, "keepd_model_loaded", "gauge", "Whether the model is loaded, 0 or 1.",
+                 model->info != NULL);
+    write_single(w, "keepd_model_memory_bytes", "gauge",
+                 "The most memory that the model takes while it is loaded; 0: unknown.",
+                 (double)model->memory_bytes);
+    write_single(w, "keepd_model_requests_waiting", "gauge",
+                 "Requests that wait until their model is loaded.", model->waiting);
+    write_single(w, "keepd_model_loads_total", "counter", "Loads of the model.",
+                 (double)model->loads);
+    write_single(w, "keepd_model_unloads_total", "counter",
+                 "Times that the model made room for others, or was idle for too long.",
+                 (double)model->unloads);
+    write_single(w, "keepd_model_load_failures_total", "counter",
+                 "Loads and checks of the model that failed.", (double)model->failures);
+}
+
+static void write_replica(struct writer *w, const struct stats_input *input,
+                          const struct stats_model *model, int replica) {
+    const struct stats_requests *requests = &model->stats->replicas[replica];
+    const struct engine_status *status = &model->statuses[replica];
     buf_clear(&w->labels);
-    write_label(&w->labels, "model_name", input->model_name);
+    write_label(&w->labels, "model_name", model->name);
     buf_fmt(&w->labels, ",engine=\"%d\"", replica);
     if (w->labels.failed) return;
-    w->first = replica == 0;
     w->family_count = 0;
     write_requests(w, status);
-    write_cache(w, input->info, status);
+    write_cache(w, model->info, status);
     write_token_counts(w, status);
     write_finished(w, requests, status);
     write_hists(w, requests);
     write_keepd(w, status);
     if (replica > 0) return;
+    write_model_counts(w, model);
+    write_state_counts(w, status);
+    if (model != input->models) return;
     write_rejected(w, input->rejected);
     write_tenants(w, input->keys);
     write_span_counts(w, &input->spans);
-    write_state_counts(w, status);
     write_process(w, input);
 }
 
-void stats_render(struct buf *out, const struct stats *stats, const struct stats_input *input) {
-    struct writer w = {0};
+void stats_render(struct buf *out, const struct stats_input *input) {
+    struct writer w = {.first = true};
     int families = 0;
     buf_open(&w.labels, 1024);
-    for (int i = 0; i < input->info->replicas; i++) {
-        write_replica(&w, stats, input, i);
-        if (i == 0) families = w.family_count;
+    for (int i = 0; i < input->model_count; i++) {
+        for (int k = 0; k < input->models[i].stats->replica_count; k++) {
+            write_replica(&w, input, &input->models[i], k);
+            if (w.first) families = w.family_count;
+            w.first = false;
+        }
     }
     out->failed |= w.labels.failed;
     for (int i = 0; i < families; i++) {

@@ -24,7 +24,8 @@
     X(REQUESTS, "key_requests")                                                                    \
     X(CLIENT_MEMORY, "client_memory")                                                              \
     X(CLIENT_QUEUE, "client_queue")                                                                \
-    X(BACKGROUND, "background")
+    X(BACKGROUND, "background")                                                                    \
+    X(MODEL, "model")
 
 enum stats_reject {
 #define X(name, label) STATS_REJECT_##name,
@@ -43,14 +44,17 @@ struct stats_requests {
 };
 
 struct stats {
-    struct stats_requests replicas[ENGINE_REPLICAS_MAX];
+    struct stats_requests *replicas; /* [replica_count] */
+    int replica_count;
     double length_bounds[HIST_MAX_BOUNDS]; /* 1, 2, 5, 10, ... up to the model's length */
     double finish_interval;                /* seconds of work between finished requests, smoothed */
     int64_t last_finish_ns, busy_since_ns;
     int unfinished; /* submitted */
 };
 
-void stats_open(struct stats *stats, int max_model_len); /* must not be moved afterwards */
+/* The struct must not be moved afterwards. */
+void stats_open(struct stats *stats, int replicas, int max_model_len);
+void stats_close(struct stats *stats);
 
 /* Counts `count` more tokens of a stream whose last ones came at `last_ns` (0: these are the
  * first). */
@@ -63,12 +67,22 @@ void stats_finished(struct stats *stats, const struct engine_job *job, int64_t r
  * milliseconds, 100 to 30,000. */
 int stats_retry_ms(const struct stats *stats);
 
+/* A model's part of the metrics. */
+struct stats_model {
+    const char *name;
+    const struct stats *stats;
+    const struct engine_info *info;       /* NULL: it is not loaded */
+    const struct engine_status *statuses; /* [stats->replica_count] */
+    int waiting;                          /* requests that wait until it is loaded */
+    int64_t memory_bytes;
+    uint64_t loads, unloads, failures;
+};
+
 struct stats_input {
-    const char *model_name;
-    const struct engine_info *info;
-    const uint64_t *rejected;             /* [STATS_REJECTS] */
-    const struct engine_status *statuses; /* [info->replicas] */
-    const struct keys *keys; /* the settings and counts of those with names; NULL = none */
+    const struct stats_model *models; /* [model_count] */
+    int model_count;
+    const uint64_t *rejected; /* [STATS_REJECTS] */
+    const struct keys *keys;  /* the settings and counts of those with names; NULL = none */
     struct otlp_counts spans;
     int64_t queue_tokens;
     int connections;
@@ -78,6 +92,6 @@ struct stats_input {
 };
 /* Share of the page pool that running requests reserve, 0 to 1. */
 double stats_cache_usage(const struct engine_status *status);
-void stats_render(struct buf *out, const struct stats *stats, const struct stats_input *input);
+void stats_render(struct buf *out, const struct stats_input *input);
 
 #endif

@@ -13,8 +13,7 @@ static void write_str(struct buf *out, const char *s) {
 /* --- models --- */
 
 /* Members that Anthropic's clients read, for whom there is no route of their own. */
-static void write_anthropic(struct buf *out, const struct oai_rules *rules, const char *id,
-                            int64_t created) {
+static void write_anthropic(struct buf *out, int max_model_len, const char *id, int64_t created) {
     char text[32];
     struct tm utc;
     time_t seconds = (time_t)created;
@@ -23,40 +22,60 @@ static void write_anthropic(struct buf *out, const struct oai_rules *rules, cons
     buf_str(out, ",\"type\":\"model\",\"display_name\":");
     write_str(out, id);
     buf_fmt(out, ",\"created_at\":\"%s\",\"lifecycle\":\"active\",\"max_input_tokens\":%d", text,
-            rules->info->max_model_len);
+            max_model_len);
 }
 
-static void write_model(struct buf *out, const struct oai_rules *rules, const char *id,
+/* Writes the state, in the form of llama.cpp's router. */
+static void write_status(struct buf *out, const struct oai_listed *model) {
+    buf_fmt(out, ",\"status\":{\"value\":\"%s\"", model->state);
+    if (model->loading) buf_fmt(out, ",\"progress\":%.3f", model->progress);
+    if (model->fault) {
+        buf_str(out, ",\"failed\":true,\"error\":");
+        write_str(out, model->fault->text);
+    }
+    buf_fmt(out, "},\"requests_waiting\":%d,\"pinned\":%s", model->waiting,
+            model->pinned ? "true" : "false");
+    if (model->memory_bytes) buf_fmt(out, ",\"memory_bytes\":%" PRId64, model->memory_bytes);
+}
+
+static void write_model(struct buf *out, const struct oai_listed *model, const char *id,
                         int64_t created) {
     buf_str(out, "{\"id\":");
     write_str(out, id);
     buf_fmt(out, ",\"object\":\"model\",\"created\":%" PRId64 ",\"owned_by\":\"keepd\",\"root\":",
             created);
-    write_str(out, rules->names[0]);
-    buf_fmt(out, ",\"parent\":null,\"max_model_len\":%d", rules->info->max_model_len);
-    write_anthropic(out, rules, id, created);
+    write_str(out, model->names[0]);
+    buf_fmt(out, ",\"parent\":null,\"max_model_len\":%d", model->max_model_len);
+    write_anthropic(out, model->max_model_len, id, created);
+    write_status(out, model);
     buf_char(out, '}');
 }
 
-void oai_render_models(struct buf *out, const struct oai_rules *rules, int64_t created) {
+void oai_render_models(struct buf *out, const struct oai_listed *models, int count,
+                       int64_t created) {
+    const struct oai_listed *last = &models[count - 1];
     buf_str(out, "{\"object\":\"list\",\"data\":[");
-    for (int i = 0; i < rules->name_count; i++) {
-        if (i) buf_char(out, ',');
-        write_model(out, rules, rules->names[i], created);
+    for (int i = 0; i < count; i++) {
+        for (int k = 0; k < models[i].name_count; k++) {
+            if (i + k) buf_char(out, ',');
+            write_model(out, &models[i], models[i].names[k], created);
+        }
     }
     buf_str(out, "],\"has_more\":false,\"first_id\":");
-    write_str(out, rules->names[0]);
+    write_str(out, models[0].names[0]);
     buf_str(out, ",\"last_id\":");
-    write_str(out, rules->names[rules->name_count - 1]);
+    write_str(out, last->names[last->name_count - 1]);
     buf_char(out, '}');
 }
 
-bool oai_render_model(struct buf *out, const struct oai_rules *rules, const char *id,
+bool oai_render_model(struct buf *out, const struct oai_listed *models, int count, const char *id,
                       int64_t created) {
-    for (int i = 0; i < rules->name_count; i++) {
-        if (strcmp(rules->names[i], id)) continue;
-        write_model(out, rules, id, created);
-        return true;
+    for (int i = 0; i < count; i++) {
+        for (int k = 0; k < models[i].name_count; k++) {
+            if (strcmp(models[i].names[k], id)) continue;
+            write_model(out, &models[i], id, created);
+            return true;
+        }
     }
     return false;
 }

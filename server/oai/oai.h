@@ -236,6 +236,9 @@ struct oai_request {
 /* Parses a body into a tree. Errors use OpenAI's wording. */
 int oai_parse_json(const char *data, size_t size, const struct oai_rules *rules, cJSON **tree,
                    struct oai_error *error);
+/* Finds the model's name in a body, before it is parsed. "": it has none, or is no JSON object. */
+#define OAI_NAME_BYTES 257
+void oai_find_model(const char *data, size_t size, char name[OAI_NAME_BYTES]);
 /* Returns a bound on the values of the tree that a request may make the server build. */
 size_t oai_json_nodes(const struct oai_rules *rules);
 
@@ -431,9 +434,23 @@ void oai_render_prompt_text(struct buf *out, const struct oai_answer *answer, in
 void oai_render_finish(struct buf *out, const struct oai_answer *answer, int index, bool called);
 const char *oai_finish_name(int finish, bool called); /* "stop", "length", "tool_calls" */
 
-void oai_render_models(struct buf *out, const struct oai_rules *rules, int64_t created);
+/* A model in the list of models. */
+struct oai_listed {
+    const char *const *names; /* [name_count] */
+    int name_count;
+    int max_model_len;
+    const char *state; /* "loaded" */
+    bool loading;
+    double progress;      /* part that is loaded, 0 to 1 */
+    int64_t memory_bytes; /* taken while it is loaded; 0: not known */
+    bool pinned;
+    int waiting;               /* requests that wait until it is loaded */
+    const struct fault *fault; /* NULL: it can be loaded, as far as is known */
+};
+void oai_render_models(struct buf *out, const struct oai_listed *models, int count,
+                       int64_t created);
 /* Writes a model. false: there is none with this id. */
-bool oai_render_model(struct buf *out, const struct oai_rules *rules, const char *id,
+bool oai_render_model(struct buf *out, const struct oai_listed *models, int count, const char *id,
                       int64_t created);
 struct oai_load {
     const struct engine_info *info;

@@ -22,6 +22,51 @@ static int read_model(struct oai_reader *r) {
                       name, served);
 }
 
+/* Returns what follows the string that begins at `at`; `end`: it does not end. */
+static const char *skip_string(const char *at, const char *end) {
+    for (at++; at < end && *at != '"'; at++)
+        if (*at == '\\') at++;
+    return at < end ? at + 1 : end;
+}
+
+static const char *skip_blanks(const char *at, const char *end) {
+    while (at < end && strchr(" \t\r\n", *at) && *at) at++;
+    return at;
+}
+
+/* Copies a JSON string; one that is too long is no model's name, and is cut. */
+static void copy_string(const char *from, const char *end, char name[OAI_NAME_BYTES]) {
+    const struct json_limits limits = {.bytes = (size_t)OAI_NAME_BYTES * 6, .depth = 1, .nodes = 1};
+    struct fault ignored;
+    cJSON *node = NULL;
+    if (json_parse(from, (size_t)(end - from), &limits, &node, &ignored)) return;
+    if (cJSON_IsString(node)) snprintf(name, OAI_NAME_BYTES, "%s", node->valuestring);
+    json_free(node);
+}
+
+/* Only the brackets and strings of the text are looked at: what is no JSON is refused later. */
+void oai_find_model(const char *data, size_t size, char name[OAI_NAME_BYTES]) {
+    static const char key[] = "\"model\"";
+    const char *end = data + size;
+    int depth = 0;
+    name[0] = '\0';
+    for (const char *at = data; at < end;) {
+        if (*at != '"') {
+            depth += (*at == '{' || *at == '[') - (*at == '}' || *at == ']');
+            at++;
+            continue;
+        }
+        const char *next = skip_string(at, end), *value = skip_blanks(next, end);
+        bool found = depth == 1 && next - at == sizeof key - 1 &&
+                     memcmp(at, key, sizeof key - 1) == 0 && value < end && *value == ':';
+        at = next;
+        if (!found) continue;
+        value = skip_blanks(value + 1, end);
+        if (value < end && *value == '"') copy_string(value, skip_string(value, end), name);
+        return;
+    }
+}
+
 static int read_key(struct oai_reader *r, const char *name, size_t most, const char **key) {
     const char *text = NULL;
     if (oai_get_str(r, NULL, r->body, name, &text)) return -1;

@@ -225,6 +225,52 @@ Test(config, help_and_version_need_nothing_else) {
     config_close(&run.config);
 }
 
+/* Every model has the options of its section, and else those of all. */
+Test(config, models_have_sections) {
+    static const char text[] =
+        "kv-budget = 300\npin = b\nmodel = in/file\n"
+        "[b]\nmodel = /models/b.gguf\nkv-budget = 100\nserved-model-name = bb\n"
+        "[file]\ntemperature = 0.5\nkv-chunk = 64\n";
+    static const char *const paths[] = {"in/file", "/models/b.gguf"};
+    static const char *const names[] = {"file", "b,bb"};
+    static const int budgets[] = {300, 100}, chunks[] = {64, 512};
+    static char program[] = "keepd", option[] = "--config";
+    char *args[] = {program, option, file_path, NULL}, *none[] = {NULL};
+    struct config all;
+    struct fault fault = {0};
+    write_file(text);
+    cr_assert_eq(config_load(3, args, none, &all, &fault), 0, "%s", fault.text);
+    cr_assert(all.model_count == 2 && all.sections);
+    for (size_t i = 0; i < 2; i++) {
+        struct config own;
+        cr_assert_str_eq(all.models[i].names, names[i]);
+        cr_assert_eq(config_load_model(3, args, none, &all, i, &own, &fault), 0, "%s", fault.text);
+        cr_assert_str_eq(own.engine.model_dir, paths[i]);
+        cr_assert_str_eq(own.model.names, names[i]);
+        cr_assert(own.engine.kv_budget == budgets[i] && own.engine.kv_chunk == chunks[i]);
+        cr_assert(own.engine.kv_budget_given);
+        config_close(&own);
+    }
+    config_close(&all);
+    unlink(file_path);
+}
+
+Test(config, models_are_named) {
+    struct run run;
+    cr_assert_eq(load(&run, "--model a,b=/x/y --model z/w.gguf --model ./p=q/r", ""), 0);
+    cr_assert_eq(run.config.model_count, 3);
+    cr_assert_str_eq(run.config.models[0].names, "a,b");
+    cr_assert_str_eq(run.config.models[0].path, "/x/y");
+    cr_assert_str_eq(run.config.models[1].names, "w");
+    cr_assert_str_eq(run.config.models[2].names, "r"); /* a path with a sign is a path */
+    cr_assert_str_eq(run.config.models[2].path, "./p=q/r");
+    config_close(&run.config);
+    refuse("--model a= --model b", "", "model", "expected a path, or a name");
+    refuse("--model a --model b --served-model-name c", "", "served-model-name", "names one model");
+    cr_assert_eq(load(&run, "--models-dir /does/not/exist", ""), ERR_IO);
+    cr_assert_str_eq(run.fault.field, "models-dir");
+}
+
 static void refuse_file(const char *text, int rc, const char *why) {
     struct run run;
     cr_assert_eq(load_file(&run, text, "--model m"), rc, "%s", text);
@@ -235,7 +281,12 @@ Test(config, files_that_are_refused) {
     refuse_file("# fine\nkv-bugdet = 3\n", ERR_INVALID, "line 2: unknown option 'kv-bugdet'");
     refuse_file("port = 1\nport = 2\n", ERR_INVALID, "line 2: port is given twice");
     refuse_file("port = 1\n  2\n", ERR_INVALID, "line 2: port is given twice");
-    refuse_file("[server]\nport = 1\n", ERR_INVALID, "line 2: sections are not used");
+    refuse_file("[x]\nport = 1\n", ERR_INVALID, "line 2: port is an option of the server");
+    refuse_file("[x]\nkv-budget = 1\n", ERR_INVALID, "line 2: no model has the name 'x'");
+    refuse_file("[m]\nmodel = n\n", ERR_INVALID, "line 2: two models have the name 'm'");
+    refuse_file("[m]\nkv-budget = x\n", ERR_INVALID, "line 2: kv-budget must be");
+    refuse_file("[m]\nkv-budget = 1\nkv-budget = 2\n", ERR_INVALID, "line 3: kv-budget is given");
+    refuse_file("pin = x\n", ERR_INVALID, "no model has the name 'x'");
     refuse_file("port\n", ERR_MALFORMED, "line 1: expected `name = value`");
     refuse_file("port = x\nthreads = y\n", ERR_INVALID, "line 1: port must be");
     refuse_file("config = other\n", ERR_INVALID, "cannot stand in a configuration file");

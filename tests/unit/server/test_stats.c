@@ -13,20 +13,23 @@ static struct buf out;
 static uint64_t rejected[STATS_REJECTS];
 
 static void open_stats(void) {
-    stats_open(&stats, 1000);
+    stats_open(&stats, 4, 1000);
     buf_open(&out, 1 << 20);
 }
 
 static void close_stats(void) {
+    stats_close(&stats);
     buf_close(&out);
 }
 
 TestSuite(stats, .init = open_stats, .fini = close_stats);
 
 static void render(const char *model, const struct engine_status *status) {
-    struct stats_input input = {
-        .model_name = model, .info = &info, .rejected = rejected, .statuses = status};
-    stats_render(&out, &stats, &input);
+    stats.replica_count = info.replicas;
+    const struct stats_model served = {
+        .name = model, .stats = &stats, .info = &info, .statuses = status};
+    struct stats_input input = {.models = &served, .model_count = 1, .rejected = rejected};
+    stats_render(&out, &input);
     cr_assert_not(out.failed);
 }
 

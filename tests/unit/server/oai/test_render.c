@@ -327,20 +327,36 @@ Test(oai_render, faults_have_a_status) {
 }
 
 Test(oai_render, models) {
-    struct oai_case c;
-    case_open(&c);
-    oai_render_models(&out, &c.rules, 7);
+    static const char *const names[] = {"m", "alias"};
+    const struct fault fault = {.code = ERR_IO, .text = "no file"};
+    struct oai_listed models[] = {{.names = names,
+                                   .name_count = 2,
+                                   .max_model_len = 100,
+                                   .state = "loaded",
+                                   .memory_bytes = 5}};
+    oai_render_models(&out, models, 1, 7);
 #define MODEL_ROW(id)                                                                              \
     "{\"id\":\"" id "\",\"object\":\"model\",\"created\":7,\"owned_by\":\"keepd\",\"root\":\"m\"," \
     "\"parent\":null,\"max_model_len\":100,\"type\":\"model\",\"display_name\":\"" id "\","        \
-    "\"created_at\":\"1970-01-01T00:00:07Z\",\"lifecycle\":\"active\",\"max_input_tokens\":100}"
+    "\"created_at\":\"1970-01-01T00:00:07Z\",\"lifecycle\":\"active\",\"max_input_tokens\":100,"   \
+    "\"status\":{\"value\":\"loaded\"},\"requests_waiting\":0,\"pinned\":false,\"memory_bytes\":"  \
+    "5}"
     cr_assert_str_eq(out.data, "{\"object\":\"list\",\"data\":[" MODEL_ROW("m") "," MODEL_ROW(
                                    "alias") "],\"has_more\":false,\"first_id\":\"m\","
                                             "\"last_id\":\"alias\"}");
     buf_clear(&out);
-    cr_assert(oai_render_model(&out, &c.rules, "alias", 7) && out.size > 0);
-    cr_assert_not(oai_render_model(&out, &c.rules, "other", 7));
-    case_close(&c);
+    cr_assert(oai_render_model(&out, models, 1, "alias", 7) && out.size > 0);
+    cr_assert_not(oai_render_model(&out, models, 1, "other", 7));
+    models[0].state = "loading";
+    models[0].loading = true;
+    models[0].progress = 0.5;
+    cr_assert(oai_render_model(&out, models, 1, "m", 7));
+    cr_assert(strstr(out.data, "{\"value\":\"loading\",\"progress\":0.500}"));
+    models[0].state = "failed";
+    models[0].loading = false;
+    models[0].fault = &fault;
+    cr_assert(oai_render_model(&out, models, 1, "m", 7));
+    cr_assert(strstr(out.data, "{\"value\":\"failed\",\"failed\":true,\"error\":\"no file\"}"));
 }
 
 Test(oai_render, tokens_and_text) {
