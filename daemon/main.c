@@ -505,8 +505,8 @@ static int with_each(struct entries *entries,
     return status;
 }
 
-static int serve(const struct config *config, struct entries *entries, struct server *server,
-                 int64_t memory) {
+static int serve_entries(const struct config *config, struct entries *entries,
+                         struct server *server, int64_t memory) {
     struct fault fault = {0};
     if (server_bind(server, &fault)) return report_fault("cannot serve", &fault);
     int status = find_entries(entries, true, HUB_SERVE);
@@ -540,7 +540,7 @@ static int run_models(const struct config *config, struct entries *entries,
     else if (config->quantize_to)
         status = save_rounded(entries->items[0].config, &entries->items[0].callbacks);
     else
-        status = serve(config, entries, server, options->models_memory);
+        status = serve_entries(config, entries, server, options->models_memory);
     server_close(server);
     if (config->check_config && !status) config_print(config, stdout);
     return status;

@@ -151,7 +151,7 @@ static bool refuse_absent(struct exchange *ex, const char *name) {
 
 /* ---- Turns ---- */
 
-static void hold(struct exchange *ex) {
+static void hold_model(struct exchange *ex) {
     CHECK(!ex->holds && ex->model->state == SERVED_LOADED);
     ex->holds = true;
     ex->model->users++;
@@ -186,7 +186,7 @@ static void refuse_all(struct served_model *model, void (*refuse)(struct exchang
 static void begin_waiting(struct served_model *model) {
     while (model->waiting && model->state == SERVED_LOADED && !model->leaves) {
         struct exchange *ex = model->waiting;
-        hold(ex);
+        hold_model(ex);
         ex->server->accepted++; /* until it is a worker's */
         remove_waiting(ex);
         exchange_begin(ex);
@@ -195,7 +195,7 @@ static void begin_waiting(struct served_model *model) {
     }
 }
 
-static void refill(struct server *server, int64_t now_ns) {
+static void refill_loads(struct server *server, int64_t now_ns) {
     struct models *models = &server->models;
     const double most = server->options.model_loads;
     models->allowance += (double)(now_ns - models->refilled_ns) / SECOND_NS * most / MINUTE_SECONDS;
@@ -204,7 +204,7 @@ static void refill(struct server *server, int64_t now_ns) {
 }
 
 static bool may_load(struct server *server, int64_t now_ns) {
-    refill(server, now_ns);
+    refill_loads(server, now_ns);
     return !server->options.model_loads || server->models.allowance >= 1;
 }
 
@@ -332,7 +332,7 @@ static void unload_idle(struct server *server, int64_t now_ns) {
 }
 
 /* Decides what happens next; called after everything on which that depends. */
-static void plan(struct server *server) {
+static void plan_models(struct server *server) {
     struct models *models = &server->models;
     const int64_t now_ns = clock_ns();
     if (models->planning || server->closing) return;
@@ -358,7 +358,7 @@ static void after_work(uv_work_t *work, int status) {
     models->working = NULL;
     if (model->state == SERVED_FAILED) refuse_all(model, refuse_failed);
     begin_waiting(model); /* before it may have to leave again */
-    plan(server);
+    plan_models(server);
     server_may_end(server);
 }
 
@@ -386,7 +386,7 @@ static enum models_entry wait_for_model(struct exchange *ex) {
     server->accepted++;
     conn_watch(ex->conn);
     exchange_suspend(ex);
-    plan(server);
+    plan_models(server);
     return MODELS_WAITS;
 }
 
@@ -399,7 +399,7 @@ enum models_entry models_enter(struct exchange *ex) {
     struct served_model *model = ex->model;
     const int64_t now_ns = clock_ns();
     if (model->state == SERVED_LOADED && !model->leaves) {
-        hold(ex);
+        hold_model(ex);
         return MODELS_ENTERED;
     }
     if (model->state == SERVED_FAILED && now_ns - model->failed_ns < FAILED_SECONDS * SECOND_NS) {
@@ -448,7 +448,7 @@ struct served_model *models_take(struct exchange *ex) {
         exchange_refuse(ex);
         return NULL;
     }
-    hold(ex);
+    hold_model(ex);
     return model;
 }
 
@@ -457,12 +457,12 @@ void models_leave(struct exchange *ex) {
     ex->holds = false;
     ex->model->users--;
     ex->model->used_ns = clock_ns();
-    if (!ex->model->users) plan(ex->server);
+    if (!ex->model->users) plan_models(ex->server);
 }
 
 void models_forget(struct exchange *ex) {
     remove_waiting(ex);
-    plan(ex->server);
+    plan_models(ex->server);
 }
 
 /* ---- Life ---- */
@@ -486,7 +486,7 @@ void models_tick(struct server *server, int64_t now_ns) {
             refuse_waiting(ex);
         }
     }
-    plan(server);
+    plan_models(server);
 }
 
 void models_drain(struct server *server) {
