@@ -3,8 +3,8 @@
 
     make_hybrid.py SHAPE FILE.gguf
 
-SHAPE is qwen35-0.8b or lfm2-350m, for speed (prompts are given as token ids; other formats by llama-quantize), or qwen35-tiny, for
-what is read again: 8 layers of width 64 with a vocabulary of words and ChatML.
+SHAPE is qwen35-0.8b or lfm2-350m, for speed (formats.py reads PREFIX-bf16.gguf; prompts are given as token ids; llama-quantize makes
+other formats), or qwen35-tiny, for what is read again: 8 layers of width 64 with a vocabulary of words and ChatML. lfm2-tiny is for trials.
 
 Needs the package `gguf`.
 """
@@ -26,6 +26,7 @@ SHAPES = {
                     "keys": 2, "values": 4, "state": 16},
     "lfm2-350m": {"arch": "lfm2", "layers": 16, "width": 1024, "ff": 4608, "heads": 16, "kv": 8, "dim": 64, "vocab": 65536,
                   "attending": [2, 5, 8, 10, 12, 14]},
+    "lfm2-tiny": {"arch": "lfm2", "layers": 4, "width": 64, "ff": 128, "heads": 4, "kv": 2, "dim": 16, "vocab": 20480, "attending": [2]},
 }
 
 
