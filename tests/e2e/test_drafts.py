@@ -9,6 +9,7 @@ import random
 import shutil
 import struct
 import subprocess
+import sys
 import threading
 import time
 
@@ -245,3 +246,17 @@ def test_a_draft_model_that_cannot_guess_is_refused(tmp_path, deep):
     assert "speculate 0" in refusal(*model, "--draft-model", str(NANO), "--speculate", "0")
     assert "one rank" in refusal(*model, "--draft-model", str(NANO), "--tensor-parallel-size", "2", "--threads", "2")
     assert "draft-model" in refusal(*model, "--draft-model", str(tmp_path / "absent"))
+
+
+def test_the_measurement_and_its_picture(tmp_path):
+    """bench/speed/drafts.py compares the answers itself."""
+    results, picture = tmp_path / "drafts.json", tmp_path / "drafts.svg"
+    command = [sys.executable, ROOT / "bench/speed/drafts.py", "--keepd", os.environ.get("KEEPD_BIN", ROOT / "build" / "keepd"),
+               "--model", NANO, "--draft-model", NANO, "--cases", "json", "predicted", "--tokens", "24", "--rounds", "2", "--json", results]
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    work = json.loads(results.read_text())["work"]
+    assert all(k["equal"] and len(k["rates"]) == 2 for kinds in work.values() for k in kinds.values())
+    assert work["predicted"]["keepd, text"]["tokens_a_read"] > 1.5
+    subprocess.run([sys.executable, ROOT / "bench/speed/drafts_picture.py", results, "--out", picture], check=True, timeout=60)
+    assert "JSON by a schema" in picture.read_text()
