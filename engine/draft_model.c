@@ -67,7 +67,7 @@ static int check_place(const struct engine *e, struct fault *fault) {
     if (e->options.tensor_parallel_size > 1)
         return fault_set(fault, ERR_UNSUPPORTED, "draft-model",
                          "runs beside a model on one rank alone so far: --tensor-parallel-size 1");
-    if (has_states(first->model))
+    if (has_states(first->model) && !first->kern->ops->peeks)
         return fault_set(fault, ERR_UNSUPPORTED, "draft-model",
                          "can guess nothing for this model: its recurrent states cannot go back "
                          "when a guess was wrong");

@@ -468,6 +468,7 @@ static int open_model(struct engine *e, struct replica *replica, int logits_max,
     struct model_options options = engine_model_options(&e->options);
     options.rows_max = e->options.max_num_batched_tokens;
     options.logits_max = logits_max;
+    options.peek_rows = e->options.drafts != 0 ? SCHED_PEEK_ROWS : 0;
     options.owner = e->replicas[0].model;
     if (kern->ops->bind) kern->ops->bind(kern);
     return model_open(kern, &options, &replica->model, fault);

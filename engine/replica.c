@@ -30,6 +30,10 @@ static int model_step_of(void *model, const struct kern_batch *batch, const int3
     return model_step_hidden(model, batch, want, want_count, logits, hidden);
 }
 
+static void bring_states(void *model, const struct kern_span *spans, int count) {
+    model_bring_states(model, spans, count);
+}
+
 static void publish(struct replica *r);
 
 /* A step may read a part of a prompt that takes seconds: its job is shown as running meanwhile. */
@@ -42,6 +46,7 @@ void replica_ready(struct replica *r, const struct sched_options *options) {
     own.kern = r->kern;
     own.model = r->model;
     own.model_step = model_step_of;
+    own.bring_states = r->kern->ops->peeks ? bring_states : NULL;
     own.store = r->store;
     own.mask_wake = (struct mask_wake){replica_wake, r};
     own.answered = r->common->wake;

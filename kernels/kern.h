@@ -367,6 +367,7 @@ struct kern_span {
     int32_t count;
     int32_t pos;
     int32_t behind; /* how far the tokens' places lie behind their positions (kernels/places.h) */
+    bool peeks;     /* the slot's recurrent states stay those before these tokens, until truncate */
     const struct kern_rule *rule; /* records needed for evictions; NULL: none. Constant during a
                                      sequence's life; read only during the step's calls */
 };
@@ -488,8 +489,8 @@ struct kern_heads {
  * by forks, copied before it is written, counted and freed as entries are. Its numbers belong to
  * units (channels, heads), one unit's numbers after another's; with several ranks each has an equal
  * number of consecutive units, and all have the numbers before the first unit (state_shared).
- * Evictions, budgets and shifts concern entries alone. A state cannot go back: `truncate` refuses
- * slots that have one.
+ * Evictions, budgets and shifts concern entries alone. A state cannot go back, but it can be left
+ * where it is (kern_span.peeks): otherwise `truncate` refuses slots that have one.
  *
  * With latent attention (struct kern_latent) an entry has no row of its own for the value.
  *
@@ -763,6 +764,7 @@ struct kern_ops {
     bool blocks;       /* weight_load takes matrices in blocks */
     bool scale_groups; /* and E4M3 matrices with several factors for a row, of groups of a multiple
                           of KERN_BLOCK inputs */
+    bool peeks;        /* recurrent states can stay what they are before a step's tokens */
     void (*close)(struct kern *kern);
     /* From now on the calling thread uses the instance; opening binds, too. A thread that uses
      * several instances binds each before using it. NULL: any thread may use any instance. */
@@ -913,8 +915,9 @@ struct kern_ops {
                  const float *qkv, const struct kern_batch *batch,
                  const struct kern_attend_options *options);
     int (*evict)(struct kern *kern, const struct kern_evict *due, int count);
-    /* Drops entries at or after pos. ERR_UNSUPPORTED: the slot has seen such tokens and has
-     * recurrent states. */
+    /* Drops entries at or after pos. ERR_UNSUPPORTED: the slot has recurrent states that such tokens
+     * have brought forward. After a step that peeks it must come before the slot's next step, and
+     * the caller then calls short_conv, delta and mamba again for the tokens that are left. */
     int (*truncate)(struct kern *kern, int slot, int32_t pos);
     /* NULL: this backend cannot shift. ERR_FULL (no free pages for copies of shared pages) changes
      * nothing. */

@@ -1018,6 +1018,7 @@ static void fill_ops(struct ranks *ranks) {
     ranks->ops.activations = own->activations;
     ranks->ops.blocks = own->blocks;
     ranks->ops.scale_groups = own->scale_groups;
+    ranks->ops.peeks = own->peeks;
     ranks->ops.cache_info = own->cache_info;
     ranks->ops.rule_check = own->rule_check;
     if (!own->borrow) ranks->ops.borrow = NULL;

@@ -128,39 +128,46 @@ static void project_states(struct model *model, int index, enum role role,
         kern->ops->matmul(kern, s->gates, x, layer->state_rates, NULL, batch->rows, KERN_SET);
 }
 
-/* Updates the layer's recurrent states and computes their outputs into scratch.mixed. */
-static void step_conv(struct model *model, int index, const struct kern_batch *batch) {
+/* The inputs are used up by the layer's states. */
+static void keep_inputs(struct model *model, int index) {
     const struct model_config *c = &model->config;
-    const struct layer *layer = &model->layers[index];
-    struct scratch *s = &model->scratch;
+    const struct peeked *peeked = &model->peeked;
+    const int state = c->per_layer[index].state;
     struct kern *kern = model->kern;
-    project_states(model, index, ROLE_CONV_B, batch);
-    kern->ops->short_conv(kern, c->per_layer[index].state, s->mixed, s->qkv, layer->taps,
-                          c->d_model, c->conv_width, batch);
-    show(model, index, ROLE_CONV_OUT, s->mixed, batch->rows);
+    if (peeked->count == 0) return;
+    kern->ops->gather_rows(kern, peeked->in[state], model->scratch.qkv, peeked->rows, peeked->count,
+                           state_width(c, index));
+    if (peeked->rates[state])
+        kern->ops->gather_rows(kern, peeked->rates[state], model->scratch.gates, peeked->rows,
+                               peeked->count, rates_width(c, index));
 }
 
-static void step_delta(struct model *model, int index, const struct kern_batch *batch) {
+/* Updates the layer's recurrent states and computes their outputs into scratch.mixed. */
+static void mix_conv(struct model *model, int index, const float *in,
+                     const struct kern_batch *batch) {
+    const struct model_config *c = &model->config;
+    model->kern->ops->short_conv(model->kern, c->per_layer[index].state, model->scratch.mixed, in,
+                                 model->layers[index].taps, c->d_model, c->conv_width, batch);
+}
+
+static void mix_delta(struct model *model, int index, float *in, float *rates,
+                      const struct kern_batch *batch) {
     const struct model_config *c = &model->config;
     const struct layer *layer = &model->layers[index];
-    struct scratch *s = &model->scratch;
-    struct kern *kern = model->kern;
     struct kern_delta delta = c->delta;
     delta.taps = layer->taps;
     delta.decay = layer->decay;
     delta.bias = layer->state_bias;
     delta.norm = layer->state_norm;
     delta.eps = c->rms_eps;
-    project_states(model, index, ROLE_DELTA_Q, batch);
-    kern->ops->delta(kern, c->per_layer[index].state, s->mixed, s->qkv, s->gates, &delta, batch);
-    show(model, index, ROLE_DELTA_OUT, s->mixed, batch->rows);
+    model->kern->ops->delta(model->kern, c->per_layer[index].state, model->scratch.mixed, in, rates,
+                            &delta, batch);
 }
 
-static void step_mamba(struct model *model, int index, const struct kern_batch *batch) {
+static void mix_mamba(struct model *model, int index, float *in, float *rates,
+                      const struct kern_batch *batch) {
     const struct model_config *c = &model->config;
     const struct layer *layer = &model->layers[index];
-    struct scratch *s = &model->scratch;
-    struct kern *kern = model->kern;
     struct kern_mamba mamba = c->mamba;
     mamba.taps = layer->taps;
     mamba.conv_bias = layer->conv_bias;
@@ -168,9 +175,64 @@ static void step_mamba(struct model *model, int index, const struct kern_batch *
     mamba.bias = layer->state_bias;
     mamba.skip = layer->skip;
     mamba.norm = layer->state_norm;
-    project_states(model, index, ROLE_MAMBA_Z, batch);
-    kern->ops->mamba(kern, c->per_layer[index].state, s->mixed, s->qkv, s->gates, &mamba, batch);
-    show(model, index, ROLE_MAMBA_OUT, s->mixed, batch->rows);
+    model->kern->ops->mamba(model->kern, c->per_layer[index].state, model->scratch.mixed, in, rates,
+                            &mamba, batch);
+}
+
+static void mix_states(struct model *model, int index, float *in, float *rates,
+                       const struct kern_batch *batch) {
+    switch (model->config.per_layer[index].mixer) {
+    case MIXER_ATTENTION:
+    case MIXER_NONE:
+        break;
+    case MIXER_CONV:
+        mix_conv(model, index, in, batch);
+        break;
+    case MIXER_DELTA:
+        mix_delta(model, index, in, rates, batch);
+        break;
+    case MIXER_MAMBA:
+        mix_mamba(model, index, in, rates, batch);
+        break;
+    }
+}
+
+static void step_states(struct model *model, int index, const struct kern_batch *batch) {
+    const enum mixer mixer = model->config.per_layer[index].mixer;
+    struct scratch *s = &model->scratch;
+    const enum role in = mixer == MIXER_CONV    ? ROLE_CONV_B
+                         : mixer == MIXER_DELTA ? ROLE_DELTA_Q
+                                                : ROLE_MAMBA_Z;
+    const enum role out = mixer == MIXER_CONV    ? ROLE_CONV_OUT
+                          : mixer == MIXER_DELTA ? ROLE_DELTA_OUT
+                                                 : ROLE_MAMBA_OUT;
+    project_states(model, index, in, batch);
+    keep_inputs(model, index);
+    mix_states(model, index, s->qkv, s->gates, batch);
+    show(model, index, out, s->mixed, batch->rows);
+}
+
+static void note_peeked(struct model *model, const struct kern_batch *batch) {
+    struct peeked *peeked = &model->peeked;
+    peeked->count = 0;
+    for (int i = 0; i < batch->span_count; i++) {
+        const struct kern_span *span = &batch->spans[i];
+        if (!span->peeks) continue;
+        CHECK(peeked->count + span->count <= model->peek_rows);
+        for (int32_t row = 0; row < span->count; row++)
+            peeked->rows[peeked->count++] = span->row + row;
+    }
+}
+
+void model_bring_states(struct model *model, const struct kern_span *spans, int count) {
+    const struct model_config *c = &model->config;
+    const struct peeked *peeked = &model->peeked;
+    const struct kern_batch batch = {.spans = spans, .rows = peeked->count, .span_count = count};
+    for (int i = 0; i < c->layers; i++) {
+        if (!layer_has_state(&c->per_layer[i])) continue;
+        const int state = c->per_layer[i].state;
+        mix_states(model, i, peeked->in[state], peeked->rates[state], &batch);
+    }
 }
 
 /* Adds a product to the residual stream, after a norm of the product if the family has one. */
@@ -374,26 +436,14 @@ int model_step_hidden(struct model *model, const struct kern_batch *batch, const
     *logits = s->logits;
     int rc = kern->ops->begin_step(kern, batch);
     if (rc) return rc;
+    note_peeked(model, batch);
     kern->ops->embed(kern, s->x, model->embed, c->embed_scale, batch->tokens, batch->rows);
     if (model->embed_norm)
         kern->ops->rms_norm(kern, s->x, s->x, model->embed_norm, batch->rows, c->d_model,
                             c->rms_eps);
     if (c->embeds_each) step_each(model, batch);
     for (int i = 0; i < c->layers; i++) {
-        switch (c->per_layer[i].mixer) {
-        case MIXER_ATTENTION:
-        case MIXER_NONE:
-            break;
-        case MIXER_CONV:
-            step_conv(model, i, batch);
-            break;
-        case MIXER_DELTA:
-            step_delta(model, i, batch);
-            break;
-        case MIXER_MAMBA:
-            step_mamba(model, i, batch);
-            break;
-        }
+        if (layer_has_state(&c->per_layer[i])) step_states(model, i, batch);
         if (layer_attends(&c->per_layer[i])) step_attention(model, i, batch);
         if (i < c->layers - 1) {
             step_feed_forward(model, i, s->x, s->heads, s->mixed, batch->rows);

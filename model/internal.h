@@ -70,6 +70,14 @@ struct scratch {
     float *logits;     /* [logits_max, vocab] */
 };
 
+/* The inputs of recurrent states of the last step's spans that peeked, backend memory. */
+struct peeked {
+    int32_t *rows; /* [peek_rows] these rows in the step */
+    int count;
+    float **in;    /* [state_layers], each [peek_rows, state_width] */
+    float **rates; /* [state_layers], each [peek_rows, rates_width], NULL where the layer has none */
+};
+
 struct model {
     struct kern *kern;
     struct model_config config;
@@ -80,8 +88,9 @@ struct model {
     float *each_in_norm;
     struct layer *layers;
     struct scratch scratch;
-    size_t step_bytes; /* memory of `scratch` */
-    int rows_max, logits_max;
+    size_t step_bytes; /* memory of `scratch` and `peeked` */
+    int rows_max, logits_max, peek_rows;
+    struct peeked peeked;
     bool borrowed;             /* another model owns everything but the scratch */
     struct gates_header gates; /* gates_header_unknown if there are none */
     enum gates_from gates_from;

@@ -176,6 +176,49 @@ static int open_scratch(struct model *model, bool check_only, struct fault *faul
     return 0;
 }
 
+/* Takes memory for inputs of a state, or counts it alone. */
+static int open_inputs(struct model *model, int width, float **out, bool check_only,
+                       struct fault *fault) {
+    const size_t bytes = (size_t)model->peek_rows * (size_t)width * sizeof(float);
+    model->step_bytes += bytes;
+    if (!bytes || check_only) return 0;
+    *out = model->kern->ops->mem_alloc(model->kern, bytes);
+    return *out ? 0
+                : fault_set(fault, ERR_NOMEM, "speculate",
+                            "no memory for the states' inputs of %d tokens", model->peek_rows);
+}
+
+static int open_peeked(struct model *model, bool check_only, struct fault *fault) {
+    const struct model_config *c = &model->config;
+    struct peeked *peeked = &model->peeked;
+    const size_t layers = (size_t)c->state_layers;
+    int rc = 0;
+    if (model->peek_rows == 0) return 0;
+    peeked->rows = mem_must_alloc((size_t)model->peek_rows, sizeof *peeked->rows);
+    peeked->in = mem_must_alloc(layers, sizeof *peeked->in);
+    peeked->rates = mem_must_alloc(layers, sizeof *peeked->rates);
+    for (int i = 0; i < c->layers && !rc; i++) {
+        const int state = c->per_layer[i].state;
+        if (state < 0) continue;
+        rc = open_inputs(model, state_width(c, i), &peeked->in[state], check_only, fault);
+        if (!rc)
+            rc = open_inputs(model, rates_width(c, i), &peeked->rates[state], check_only, fault);
+    }
+    return rc;
+}
+
+static void close_peeked(struct model *model) {
+    struct kern *kern = model->kern;
+    struct peeked *peeked = &model->peeked;
+    for (int i = 0; peeked->rates && i < model->config.state_layers; i++) {
+        if (peeked->in[i]) kern->ops->mem_free(kern, peeked->in[i]);
+        if (peeked->rates[i]) kern->ops->mem_free(kern, peeked->rates[i]);
+    }
+    mem_free(peeked->rows);
+    mem_free(peeked->in);
+    mem_free(peeked->rates);
+}
+
 /* Finds whether the files have one tensor for all experts, as those of Qwen3.5 do; files in fewer
  * bits may have one for each. */
 static void find_stacked(struct model_config *config, const struct weights *weights) {
@@ -238,6 +281,7 @@ static int borrow_all(struct model *model, const struct model *owner, struct fau
     model->borrowed = true;
     model->scratch = (struct scratch){0};
     model->step_bytes = 0;
+    model->peeked = (struct peeked){0};
     return 0;
 }
 
@@ -252,7 +296,9 @@ int model_open(struct kern *kern, const struct model_options *options, struct mo
     int rc = borrow ? borrow_all(model, options->owner, fault) : load_all(model, options, fault);
     model->rows_max = options->rows_max;
     model->logits_max = options->logits_max;
+    model->peek_rows = model->config.state_layers && kern->ops->peeks ? options->peek_rows : 0;
     if (!rc) rc = open_scratch(model, options->check_only, fault);
+    if (!rc) rc = open_peeked(model, options->check_only, fault);
     if (rc)
         model_close(model);
     else
@@ -317,6 +363,7 @@ void model_close(struct model *model) {
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
         if (arrays[i]) kern->ops->mem_free(kern, arrays[i]);
     }
+    close_peeked(model);
     if (!model->borrowed) close_weights(model);
     mem_free(model);
 }

@@ -183,6 +183,8 @@ struct model_options {
     int context;                    /* see model_config_parse */
     int rows_max;                   /* largest step */
     int logits_max;                 /* most rows that want logits in one step */
+    int peek_rows; /* most rows of a step's spans that peek; 0 where states, or the backend, cannot
+                    */
     bool check_only;                /* names, shapes, types, gates; the model cannot be used */
     const struct model *owner;      /* the same model, open, outlives this one: its weights are used
                                        where the backend can share them. NULL: they are loaded */
@@ -257,5 +259,10 @@ int model_step(struct model *model, const struct kern_batch *batch, const int32_
  * the step in *hidden, backend memory [batch->rows, d_model], valid until the next call. */
 int model_step_hidden(struct model *model, const struct kern_batch *batch, const int32_t *want,
                       int want_count, const float **logits, const float **hidden);
+
+/* Brings the recurrent states forward by the first tokens of the spans of the last step that peeked.
+ * In each of `spans`, `row` counts from the first row of these spans, in the order of the step, and
+ * `count` says how many tokens are left. The slots have been truncated. Queued, as model_step. */
+void model_bring_states(struct model *model, const struct kern_span *spans, int count);
 
 #endif

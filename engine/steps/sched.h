@@ -68,6 +68,10 @@ typedef int (*sched_model_step)(void *model, const struct kern_batch *batch, con
 /* Clients' served tokens are compared in units of this many when prompt rows are given out. */
 #define SCHED_PROMPT_TURN 4096
 
+/* Drafted tokens in one step of a model with recurrent states, and the rows of their sequences. */
+#define SCHED_STATE_DRAFTS 16
+#define SCHED_PEEK_ROWS    (2 * SCHED_STATE_DRAFTS)
+
 #define SCHED_COPY_BYTES ((size_t)16 << 20) /* a few milliseconds of copying */
 
 struct sched_options {
@@ -75,6 +79,9 @@ struct sched_options {
     struct kern *kern; /* with an open cache of sequences_max + conversations_max slots */
     void *model;
     sched_model_step model_step;
+    /* Brings recurrent states forward behind a step with drafts (model_bring_states). NULL: states
+     * cannot wait, so there are no drafts. */
+    void (*bring_states)(void *model, const struct kern_span *spans, int count);
     struct seq_text text;
     struct reserve_shape shape;
     int vocab;

@@ -13,8 +13,10 @@
  * no token before which the sequence evicts or is shifted, and none beyond the end of its answer,
  * so reservations cover it.
  *
- * Sequences whose policy observes attention, and models with recurrent states, get no drafts: their
- * records of the last queries, and their states, cannot be taken back.
+ * Recurrent states cannot go back. In a step with drafts they stay those before it, and are brought
+ * forward by the tokens that were drawn afterwards, from the same inputs, which costs no product of
+ * matrices. Sequences whose policy observes attention get no drafts: their records of the last
+ * queries cannot be taken back.
  *
  * How many: the draft rows that raise the number of tokens expected for the time of the step most,
  * by the confirmations that each sequence has seen and by the measured times of steps with so many
@@ -29,8 +31,8 @@
 void sched_open_draft(const struct sched *sched, struct sequence *seq) {
     const struct engine_request *request = &seq->job->request;
     if (request->drafts == 0 || sched->options.drafts == 0) return;
-    /* Records of the last queries, and recurrent states, cannot be restored to an earlier token. */
-    if (sched->options.shape.states > 0)
+    /* Records of the last queries cannot be restored to an earlier token. */
+    if (sched->options.shape.states > 0 && !sched->options.bring_states)
         seq->choice->undrafted = ENGINE_UNDRAFTED_STATES;
     else if (rule_window(&seq->kv.rule) != 0 || rule_adds(&seq->kv.rule))
         seq->choice->undrafted = ENGINE_UNDRAFTED_POLICY;
@@ -138,7 +140,8 @@ static void choose_drafts(struct sched *sched, int streams, int32_t most, double
 
 void sched_plan_drafts(struct sched *sched, int streams, int32_t most) {
     for (int i = 0; i < streams; i++) sched->sorted[i]->drafted = sched->sorted[i]->confirmed = 0;
-    if (most > SCHED_DRAFT_ROWS) most = SCHED_DRAFT_ROWS;
+    const int32_t rows = sched->options.shape.states > 0 ? SCHED_STATE_DRAFTS : SCHED_DRAFT_ROWS;
+    if (most > rows) most = rows;
     if (most <= 0) return;
     int32_t found = find_drafts(sched, streams);
     double spent = 0;
@@ -156,7 +159,9 @@ void sched_plan_drafts(struct sched *sched, int streams, int32_t most) {
 
 int sched_end_drafts(struct sched *sched, const struct sched_step *step) {
     struct kern *kern = sched->options.kern;
-    int rc = 0;
+    struct kern_span brought[SCHED_STATE_DRAFTS];
+    int32_t peeked = 0;
+    int rc = 0, count = 0;
     for (int i = 0; i < step->streams && rc == 0; i++) {
         struct sequence *seq = sched->span_sequences[i];
         const struct kern_span *span = &sched->spans[i];
@@ -172,8 +177,16 @@ int sched_end_drafts(struct sched *sched, const struct sched_step *step) {
             sched->counters.model_drafted_tokens += (uint64_t)seq->drafted;
             sched->counters.model_confirmed_tokens += (uint64_t)seq->confirmed;
         }
-        if (seq->due.tokens < span->pos + span->count)
+        if (span->peeks || seq->due.tokens < span->pos + span->count)
             rc = kern->ops->truncate(kern, seq->slot, seq->due.tokens);
+        if (!span->peeks) continue;
+        brought[count] = *span;
+        brought[count].row = peeked;
+        brought[count].count = seq->due.tokens - span->pos;
+        brought[count++].peeks = false;
+        peeked += span->count;
     }
+    if (rc == 0 && count > 0)
+        sched->options.bring_states(sched->options.model, brought, count);
     return rc;
 }

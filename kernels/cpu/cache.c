@@ -602,6 +602,7 @@ int cpu_cache_begin_step(struct cpu_cache *cache, const struct kern_batch *batch
     for (int i = 0; i < batch->span_count; i++) {
         const struct kern_span *span = &batch->spans[i];
         CHECK(span->count > 0 && span->pos >= slot_at(cache, span->slot)->next_pos);
+        CHECK(slot_at(cache, span->slot)->peeked == 0);
         CHECK(span->behind >= 0 && span->behind <= span->pos);
         if (span->pos - span->behind > cache->options.max_positions - span->count) return ERR_LIMIT;
         need += pages_needed(cache, batch, i);
@@ -617,6 +618,7 @@ int cpu_cache_begin_step(struct cpu_cache *cache, const struct kern_batch *batch
         struct cpu_cache_slot *state = slot_at(cache, span->slot);
         if (!state->in_use) begin_slot(cache, span->slot);
         state->next_pos = span->pos + span->count;
+        state->peeked = span->peeks ? span->count : 0;
         note_queries(cache, span);
         if (rule_classes(span->rule)) make_angles(cache, state->next_pos);
     }
@@ -665,7 +667,7 @@ int cpu_cache_truncate(struct cpu_cache *cache, int slot, int32_t pos) {
     struct cpu_cache_slot *state = slot_at(cache, slot);
     int64_t need = 0;
     CHECK(pos >= 0);
-    if (cache->options.states > 0 && state->next_pos > pos) return ERR_UNSUPPORTED;
+    if (cache->options.states > 0 && state->next_pos - state->peeked > pos) return ERR_UNSUPPORTED;
     for (int row = cache->streams; row < cpu_cache_states(cache); row++) {
         int32_t length = *cpu_cache_length(cache, slot, row);
         if (members_before(cache, slot, row, pos) < length)
@@ -679,6 +681,7 @@ int cpu_cache_truncate(struct cpu_cache *cache, int slot, int32_t pos) {
     for (int stream = 0; stream < cache->streams; stream++)
         cpu_cache_shorten(cache, slot, stream, entries_before(cache, slot, stream, pos));
     if (state->next_pos > pos) state->next_pos = pos;
+    state->peeked = 0;
     return 0;
 }
 

@@ -99,6 +99,7 @@ struct cpu_member {
 struct cpu_cache_slot {
     bool in_use;
     int32_t next_pos; /* all held positions are lower; the next span starts here or later */
+    int32_t peeked;   /* so many tokens of the last span have not changed the states */
     int32_t window;   /* number of queries in the slot's ring, 0 = no ring in use */
     bool measured;    /* `weights` holds the slot's layer weights */
 };

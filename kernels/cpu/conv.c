@@ -33,6 +33,7 @@ static void conv_span(const struct cpu_conv *conv, const struct kern_span *span,
         if (!conv->behind) conv->cpu->kernels->glu(y, y, one, count, KERN_SILU);
         memmove(u[0], u[1], (size_t)past * sizeof u[0]);
     }
+    if (span->peeks) return;
     for (int c = 0; c < count; c++)
         for (int j = 0; j < past; j++) held[c * past + j] = u[j][c];
     cpu_cache_state_write(cache, span->slot, conv->state, conv->at, count * past, held);

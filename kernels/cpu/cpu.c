@@ -253,6 +253,7 @@ static void op_close(struct kern *kern) {
 static const struct kern_ops table = {
     .blocks = true,
     .scale_groups = true,
+    .peeks = true,
     .close = op_close,
     .mem_alloc = op_mem_alloc,
     .mem_free = op_mem_free,

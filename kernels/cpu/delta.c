@@ -146,6 +146,7 @@ static void scan(const void *arg, int item) {
         float *y = job->y + row * heads * d->dim_v + first;
         for (int c = 0; c < count; c++) y[c] = out[c];
     }
+    if (span->peeks) return;
     cpu_cache_state_write(&job->cpu->cache, span->slot, job->state, at, floats, state);
 }
 

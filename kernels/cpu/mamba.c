@@ -124,6 +124,7 @@ static void mamba_scan(const void *arg, int item) {
         job->cpu->kernels->delta(state, m->dim_state, &token, out);
         memcpy(y_of(job, row, head) + first, out, (size_t)count * sizeof *out);
     }
+    if (span->peeks) return;
     cpu_cache_state_write(&job->cpu->cache, span->slot, job->state, at, floats, state);
 }
 

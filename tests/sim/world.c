@@ -170,6 +170,23 @@ static void add_states(struct world *w, const struct kern_batch *batch, const in
     }
 }
 
+static void bring_states(void *model, const struct kern_span *spans, int count) {
+    struct world *w = model;
+    const struct kern_batch batch = {
+        .tokens = w->peeked, .spans = spans, .rows = w->peeked_count, .span_count = count};
+    add_states(w, &batch, NULL, 0);
+}
+
+static void note_peeked(struct world *w, const struct kern_batch *batch) {
+    w->peeked_count = 0;
+    for (int i = 0; i < batch->span_count; i++) {
+        const struct kern_span *span = &batch->spans[i];
+        CHECK(!span->peeks || w->peeked_count + span->count <= SCHED_PEEK_ROWS);
+        for (int k = 0; span->peeks && k < span->count; k++)
+            w->peeked[w->peeked_count++] = batch->tokens[span->row + k];
+    }
+}
+
 /* Checks a batch: rows dense and in order, each slot once, no more logits than agreed. */
 static void check_batch(struct world *w, const struct kern_batch *batch, const int32_t *want,
                         int want_count) {
@@ -228,6 +245,7 @@ static int fake_step(void *model, const struct kern_batch *batch, const int32_t 
     int rc = w->ops.begin_step(w->kern, batch);
     if (rc != 0) return rc;
     run_layers(w, w->kern, batch, w->logits, want, want_count);
+    note_peeked(w, batch);
     add_states(w, batch, want, want_count);
     *logits = w->logits;
     if (hidden) *hidden = w->out;
@@ -477,6 +495,7 @@ void world_open(struct world *w, const struct world_options *options) {
         .kern = w->kern,
         .model = w,
         .model_step = fake_step,
+        .bring_states = bring_states,
         .step_stretch = o->step_stretch,
         .clock = spent,
         .text = {.token_bytes = world_token_bytes,

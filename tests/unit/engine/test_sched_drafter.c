@@ -218,7 +218,7 @@ Test(drafter, who_cannot_be_guessed_for_says_so) {
     struct engine_job job = job_of(3, PROMPT, ANSWER, full());
     job.request.drafts = -1;
     run(&options, &job);
-    cr_assert_eq(job.choice[0].undrafted, ENGINE_UNDRAFTED_STATES);
+    cr_assert_eq(job.choice[0].undrafted, ENGINE_UNDRAFTED_NOT);
     engine_job_close(&job);
 }
 

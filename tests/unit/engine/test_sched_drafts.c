@@ -99,6 +99,50 @@ Test(drafts, a_predicted_answer_takes_a_few_steps) {
     close_both(&known, &job);
 }
 
+/* A state has seen the tokens that were drawn, no others, also where an answer ends in a draft. */
+Test(drafts, recurrent_states_wait_for_the_tokens_that_are_drawn) {
+    for (int spoilt = 0; spoilt < 2; spoilt++) {
+        struct known known;
+        struct world w;
+        struct world_options options = options_of(0);
+        struct engine_job asked = job_of(1, PROMPT, ANSWER, full()), job = asked;
+        options.states = 2;
+        known.job = asked;
+        world_open(&w, &options);
+        known.steps = run_counted(&w, &known.job);
+        world_close(&w);
+        for (int i = 0; i < count_of(&known.job); i++)
+            known.tokens[i] = known.job.choice[0].tokens[i].token;
+        if (spoilt) spoil(known.tokens, ANSWER);
+        options.drafts = DRAFT_MAX;
+        job.request.drafts = -1;
+        job.request.predicted = known.tokens;
+        job.request.predicted_count = ANSWER;
+        world_open(&w, &options);
+        const int steps = run_counted(&w, &job);
+        expect_same(&known, &job);
+        cr_assert_lt(steps, known.steps, "%d steps instead of %d", steps, known.steps);
+        cr_assert_gt(job.choice[0].drafts_confirmed, 10);
+        world_close(&w);
+        close_both(&known, &job);
+    }
+}
+
+/* A state that cannot wait allows no drafts. */
+Test(drafts, states_that_cannot_wait_have_none) {
+    struct world w;
+    struct world_options options = options_of(DRAFT_MAX);
+    struct engine_job job = job_of(1, PROMPT, ANSWER, full());
+    options.states = 1;
+    job.request.drafts = -1;
+    world_open(&w, &options);
+    w.sched.options.bring_states = NULL;
+    run_counted(&w, &job);
+    cr_assert_eq(job.choice[0].undrafted, ENGINE_UNDRAFTED_STATES);
+    world_close(&w);
+    engine_job_close(&job);
+}
+
 /* Budgets, buffers and chunks of every policy. */
 Test(drafts, no_draft_reaches_beyond_an_eviction) {
     static const int sizes[][3] = {{16, 4, 8}, {16, 0, 64}, {60, 7, 16}, {20, 40, 32}};

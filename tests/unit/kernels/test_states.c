@@ -57,6 +57,7 @@ static double exact(struct shape shape, const float *taps, int text, int token, 
 
 struct part {
     int slot, text, pos, count;
+    bool peeks;
 };
 
 /* Runs one step of some texts; the rows of their results follow each other in y. */
@@ -65,8 +66,11 @@ static int step(struct kern *kern, struct shape shape, const float *taps, const 
     struct kern_span spans[SLOTS];
     int rows = 0;
     for (int i = 0; i < count; i++) {
-        spans[i] = (struct kern_span){
-            .slot = parts[i].slot, .row = rows, .count = parts[i].count, .pos = parts[i].pos};
+        spans[i] = (struct kern_span){.slot = parts[i].slot,
+                                      .row = rows,
+                                      .count = parts[i].count,
+                                      .pos = parts[i].pos,
+                                      .peeks = parts[i].peeks};
         rows += parts[i].count;
     }
     const size_t width = (size_t)shape.channels;
@@ -501,6 +505,38 @@ Test(states, a_state_cannot_go_back) {
     cr_assert_eq(step(kern, small, taps, &next, 1, y), 0);
     cr_assert_float_eq(y[3], exact(small, taps, 1, TOKENS, 3), 2e-6);
     kern->ops->close(kern);
+    free(taps);
+}
+
+/* Of the tokens that a step has peeked at, some are left: the states go on from these. */
+Test(states, a_peek_changes_nothing) {
+    enum { PEEKED = 5, LEFT = 2, FIRST = 7 };
+    static float whole[TOKENS * CHANNELS], y[TOKENS * CHANNELS];
+    float *taps = new_taps(small), bcx[LEFT * 3 * CHANNELS];
+    for (int path = 0; path < PATH_COUNT; path++) {
+        struct kern *kern = open_states(path, small, 64);
+        if (!kern) continue;
+        run(kern, small, taps, 0, 1, TOKENS, whole);
+        const struct part begin = {1, 1, 0, FIRST}, peek = {1, 1, FIRST, PEEKED, .peeks = true};
+        const struct part rest = {1, 1, FIRST + LEFT, TOKENS - FIRST - LEFT};
+        cr_assert_eq(step(kern, small, taps, &begin, 1, y), 0);
+        cr_assert_eq(step(kern, small, taps, &peek, 1, y), 0);
+        cr_assert_eq(memcmp(y, whole + FIRST * CHANNELS, PEEKED * CHANNELS * sizeof *y), 0);
+        cr_assert_eq(kern->ops->truncate(kern, 1, FIRST - 1), ERR_UNSUPPORTED);
+        cr_assert_eq(kern->ops->truncate(kern, 1, FIRST + LEFT), 0);
+        const struct kern_span left = {.slot = 1, .count = LEFT, .pos = FIRST};
+        const struct kern_batch batch = {.spans = &left, .rows = LEFT, .span_count = 1};
+        for (int t = 0; t < LEFT; t++)
+            inputs_of(small, 1, FIRST + t, bcx + (ptrdiff_t)t * 3 * CHANNELS);
+        for (int state = 0; state < STATES; state++)
+            kern->ops->short_conv(kern, state, y, bcx, taps, CHANNELS, WIDTH, &batch);
+        cr_assert_eq(kern->ops->truncate(kern, 1, FIRST), ERR_UNSUPPORTED);
+        cr_assert_eq(step(kern, small, taps, &rest, 1, y), 0);
+        cr_assert_eq(memcmp(y, whole + (ptrdiff_t)(FIRST + LEFT) * CHANNELS,
+                            (size_t)rest.count * CHANNELS * sizeof *y),
+                     0, "%s", kern->ops->name);
+        kern->ops->close(kern);
+    }
     free(taps);
 }
 
