@@ -204,7 +204,8 @@ const struct option config_options[] = {
      "A smaller model with the same tokenizer, a GGUF file, a directory or hf:OWNER/NAME, that "
      "guesses tokens where the text itself tells none. It takes memory for its weights and for a cache of its own, and a "
      "part of the time of each step; it is asked where its guesses make up for that. On the CPU, "
-     "with one rank."},
+     "with one rank. Unset: the block that predicts further tokens (MTP) in the model's own files, "
+     "if they have one; none: nothing but the text."},
     {"draft-tokens", INT, AT(engine.draft_tokens), 128, MANY, "1024", "N", 0,
      "Tokens that the draft model remembers of a text, at most. Its cache has room for as many "
      "texts as max-num-seqs, in an eighth of the free memory at most."},

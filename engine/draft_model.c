@@ -77,8 +77,14 @@ static int check_place(const struct engine *e, struct fault *fault) {
 static int load_draft_model(struct engine *e, struct replica *replica, struct fault *fault) {
     struct kern *kern = replica->draft_kern;
     struct model_options options = engine_model_options(&e->options);
-    options.dir = e->options.draft_model;
-    options.context = 0;
+    const bool block = e->draft.is_block;
+    if (block) {
+        options.block_of = replica->model;
+        options.progress = NULL;
+    } else {
+        options.dir = e->options.draft_model;
+        options.context = 0;
+    }
     options.gates = "";
     options.rows_max = DRAFTER_ROWS;
     options.logits_max = DRAFTER_ASKED;
@@ -129,54 +135,123 @@ static int name_draft_model(int rc, struct fault *fault) {
                      why.text);
 }
 
-static int open_all(struct engine *e, struct fault *fault) {
-    const struct engine_options *o = &e->options;
+static int open_kerns(struct engine *e, struct fault *fault) {
     struct kern *kerns[ENGINE_REPLICAS_MAX] = {0};
-    struct kern_cache_options cache;
-    struct backend_options backend = engine_backend(o, e->replica_count);
+    struct backend_options backend = engine_backend(&e->options, e->replica_count);
     backend.device = "cpu";
+    int rc = backend_open(&backend, kerns, fault);
+    for (int i = 0; i < e->replica_count; i++) e->replicas[i].draft_kern = kerns[i];
+    return rc;
+}
+
+static int open_rest(struct engine *e, const struct kern_cache_options *cache,
+                     struct fault *fault) {
+    int rc = 0;
+    log_info("%s: %.1f GB of weights, %.2f GB of cache for %d texts of %d tokens",
+             e->draft.is_block ? "block that predicts further tokens" : "draft model",
+             (double)model_weight_bytes(e->replicas[0].draft_model) * 1e-9,
+             (double)e->draft.bytes * 1e-9, e->draft.texts, e->draft.places);
+    for (int i = 0; i < e->replica_count && rc == 0; i++) {
+        struct kern *kern = e->replicas[i].draft_kern;
+        if (i > 0) rc = load_draft_model(e, &e->replicas[i], fault);
+        if (rc == 0) rc = kern->ops->cache_open(kern, cache, fault);
+    }
+    return rc;
+}
+
+static int open_all(struct engine *e, struct fault *fault) {
+    struct kern_cache_options cache;
     int rc = check_place(e, fault);
     if (rc == 0) rc = check_tokens(e, fault);
-    if (rc == 0) rc = backend_open(&backend, kerns, fault);
-    for (int i = 0; i < e->replica_count; i++) e->replicas[i].draft_kern = kerns[i];
+    if (rc == 0) rc = open_kerns(e, fault);
     if (rc == 0) rc = load_draft_model(e, &e->replicas[0], fault);
     if (rc != 0) return rc;
     if (has_states(e->replicas[0].draft_model))
         return fault_set(fault, ERR_UNSUPPORTED, "draft-model",
                          "has recurrent states, which cannot go back when a guess was wrong");
     rc = plan_cache(e, &cache, fault);
-    if (rc != 0 || o->check_only) return rc;
-    log_info("draft model: %.1f GB of weights, %.2f GB of cache for %d texts of %d tokens",
-             (double)model_weight_bytes(e->replicas[0].draft_model) * 1e-9,
-             (double)e->draft.bytes * 1e-9, e->draft.texts, e->draft.places);
-    for (int i = 0; i < e->replica_count && rc == 0; i++) {
-        if (i > 0) rc = load_draft_model(e, &e->replicas[i], fault);
-        if (rc == 0) rc = kerns[i]->ops->cache_open(kerns[i], &cache, fault);
-    }
-    return rc;
+    return rc != 0 || e->options.check_only ? rc : open_rest(e, &cache, fault);
+}
+
+/* ---- A block of the model's own files ---- */
+
+static bool can_use_block(const struct engine *e) {
+    const struct replica *first = &e->replicas[0];
+    return !e->options.check_only && e->options.drafts > 0 && model_has_block(first->model) &&
+           !first->kern->ops->cache_fit && e->options.tensor_parallel_size <= 1 &&
+           (!has_states(first->model) || first->kern->ops->peeks);
+}
+
+void draft_model_close(struct replica *replica) {
+    model_close(replica->draft_model);
+    if (replica->draft_kern) replica->draft_kern->ops->close(replica->draft_kern);
+    replica->draft_model = NULL;
+    replica->draft_kern = NULL;
+}
+
+/* A model is served without its block if that cannot be opened: it would only make answers faster.
+ */
+static void open_block(struct engine *e) {
+    struct kern_cache_options cache;
+    struct fault why = {0};
+    e->draft.is_block = true;
+    int rc = open_kerns(e, &why);
+    if (rc == 0) rc = load_draft_model(e, &e->replicas[0], &why);
+    if (rc == 0) rc = plan_cache(e, &cache, &why);
+    if (rc == 0) rc = open_rest(e, &cache, &why);
+    if (rc == 0) return;
+    log_warn("the block of the model that predicts further tokens is not used: %s%s%s", why.field,
+             why.field[0] ? ": " : "", why.text);
+    for (int i = e->replica_count - 1; i >= 0; i--) draft_model_close(&e->replicas[i]);
+    e->draft = (struct draft_plan){0};
 }
 
 int draft_model_open(struct engine *e, struct fault *fault) {
-    if (!e->options.draft_model || !e->options.draft_model[0]) return 0;
-    return name_draft_model(open_all(e, fault), fault);
+    const char *name = e->options.draft_model;
+    if (name && strcmp(name, ENGINE_DRAFT_NONE) == 0) return 0;
+    if (name && name[0]) return name_draft_model(open_all(e, fault), fault);
+    if (can_use_block(e)) open_block(e);
+    return 0;
 }
 
-static int step_draft_model(void *model, const struct kern_batch *batch, const int32_t *want,
-                            int want_count, const float **logits) {
+static int step_draft_model(void *model, const struct kern_batch *batch, const float *hidden,
+                            const int32_t *want, int want_count, const float **logits) {
+    (void)hidden;
     return model_step(model, batch, want, want_count, logits);
+}
+
+static int step_block(void *model, const struct kern_batch *batch, const float *hidden,
+                      const int32_t *want, int want_count, const float **logits) {
+    return model_step_block(model, batch, hidden, want, want_count, logits);
+}
+
+static const float *wanted_hidden(void *model) {
+    return model_wanted_hidden(model);
+}
+
+/* The numbers that a block reads, over those that the model reads. A head counts once for each:
+ * where it is the embeddings' matrix, and where it is another, which a block's count has, too. */
+static double block_weight(const struct model *block, const struct model *model) {
+    return (double)model_count_numbers(model_config(block)).active /
+           (double)model_count_numbers(model_config(model)).active;
 }
 
 struct drafter_options draft_model_options(const struct engine *e, const struct replica *replica) {
     if (!replica->draft_model) return (struct drafter_options){0};
+    const struct model_config *config = model_config(replica->draft_model);
+    const bool block = e->draft.is_block;
     return (struct drafter_options){
         .kern = replica->draft_kern,
         .model = replica->draft_model,
-        .model_step = step_draft_model,
-        .vocab = model_config(replica->draft_model)->vocab,
+        .model_step = block ? step_block : step_draft_model,
+        .wanted_hidden = wanted_hidden,
+        .width = block ? config->d_model : 0,
+        .vocab = config->vocab,
         .texts = e->draft.texts,
         .places = e->draft.places,
         .read_after = DRAFTER_READ_AFTER,
-        .weight = (double)model_weight_bytes(replica->draft_model) /
-                  (double)model_weight_bytes(replica->model),
+        .weight = block ? block_weight(replica->draft_model, replica->model)
+                        : (double)model_weight_bytes(replica->draft_model) /
+                              (double)model_weight_bytes(replica->model),
     };
 }

@@ -9,6 +9,7 @@
  * there is none. The model must be open. Faults in the draft model's files name the field
  * "draft-model". */
 int draft_model_open(struct engine *engine, struct fault *fault);
+void draft_model_close(struct replica *replica);
 /* Returns what a replica's scheduler has to know about the draft model. */
 struct drafter_options draft_model_options(const struct engine *engine,
                                            const struct replica *replica);

@@ -57,6 +57,8 @@ struct engine;
     X(STATES, "states") /* nor can the model's recurrent states */                                 \
     X(MEMORY, "memory")
 
+#define ENGINE_DRAFT_NONE "none"
+
 enum engine_undrafted {
 #define X(name, label) ENGINE_UNDRAFTED_##name,
     ENGINE_UNDRAFTED_MAP(X)
@@ -156,8 +158,10 @@ struct engine_options {
     const char *cpu_activations; /* a name of enum cpu_activations; NULL: auto */
     int drafts; /* drafted tokens of a sequence in one step: engine/steps/sched_draft.c;
                    0..DRAFT_MAX */
-    const char *draft_model; /* guesses tokens: engine/steps/drafter.h; NULL or "" = none */
-    int draft_tokens;        /* tokens that it remembers of a text */
+    /* guesses tokens: engine/steps/drafter.h; NULL or "" = the block of the model's own files that
+     * predicts further tokens, if they have one; ENGINE_DRAFT_NONE = nothing */
+    const char *draft_model;
+    int draft_tokens; /* tokens that it remembers of a text */
     bool random_weights;
     const char *pooling;      /* "auto" or NULL: as the model's files say, otherwise last; "last",
                                  "mean", "cls": enum engine_pooling */

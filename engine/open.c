@@ -550,7 +550,8 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
     info->kv_budget_max = so->kv.budget_max;
     info->speculate = e->options.drafts;
     if (e->draft.texts > 0) {
-        info->draft_model = e->draft_path = mem_must_strdup(e->options.draft_model);
+        info->draft_model = e->draft_path =
+            mem_must_strdup(e->draft.is_block ? "mtp" : e->options.draft_model);
         info->draft_tokens = e->draft.places;
         info->draft_bytes =
             (int64_t)model_weight_bytes(e->replicas[0].draft_model) + e->draft.bytes;

@@ -2,6 +2,7 @@
  * the state that others may see is published after each step and when a step has admitted jobs.
  * Other threads never touch the scheduler. */
 #include "engine/replica.h"
+#include "engine/draft_model.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -34,6 +35,10 @@ static void bring_states(void *model, const struct kern_span *spans, int count) 
     model_bring_states(model, spans, count);
 }
 
+static const float *wanted_hidden(void *model) {
+    return model_wanted_hidden(model);
+}
+
 static void publish(struct replica *r);
 
 /* A step may read a part of a prompt that takes seconds: its job is shown as running meanwhile. */
@@ -46,6 +51,7 @@ void replica_ready(struct replica *r, const struct sched_options *options) {
     own.kern = r->kern;
     own.model = r->model;
     own.model_step = model_step_of;
+    own.wanted_hidden = wanted_hidden;
     own.bring_states = r->kern->ops->peeks ? bring_states : NULL;
     own.store = r->store;
     own.mask_wake = (struct mask_wake){replica_wake, r};
@@ -336,8 +342,7 @@ void replica_close(struct replica *r) {
     store_close(r->store);
     model_close(r->model);
     if (r->kern) r->kern->ops->close(r->kern);
-    model_close(r->draft_model);
-    if (r->draft_kern) r->draft_kern->ops->close(r->draft_kern);
+    draft_model_close(r);
     ring_close(&r->submits);
     ring_close(&r->orders);
     pthread_cond_destroy(&r->work);

@@ -915,9 +915,10 @@ struct kern_ops {
                  const float *qkv, const struct kern_batch *batch,
                  const struct kern_attend_options *options);
     int (*evict)(struct kern *kern, const struct kern_evict *due, int count);
-    /* Drops entries at or after pos. ERR_UNSUPPORTED: the slot has recurrent states that such tokens
-     * have brought forward. After a step that peeks it must come before the slot's next step, and
-     * the caller then calls short_conv, delta and mamba again for the tokens that are left. */
+    /* Drops entries at or after pos. ERR_UNSUPPORTED: the slot has recurrent states that such
+     * tokens have brought forward. After a step that peeks it must come before the slot's next
+     * step, and the caller then calls short_conv, delta and mamba again for the tokens that are
+     * left. */
     int (*truncate)(struct kern *kern, int slot, int32_t pos);
     /* NULL: this backend cannot shift. ERR_FULL (no free pages for copies of shared pages) changes
      * nothing. */

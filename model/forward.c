@@ -441,6 +441,8 @@ int model_step_hidden(struct model *model, const struct kern_batch *batch, const
     if (model->embed_norm)
         kern->ops->rms_norm(kern, s->x, s->x, model->embed_norm, batch->rows, c->d_model,
                             c->rms_eps);
+    if (model->block_of) rc = model_enter_block(model, batch->rows);
+    if (rc) return rc;
     if (c->embeds_each) step_each(model, batch);
     for (int i = 0; i < c->layers; i++) {
         if (layer_has_state(&c->per_layer[i])) step_states(model, i, batch);

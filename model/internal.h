@@ -68,14 +68,18 @@ struct scratch {
     float *last_heads; /* [logits_max, as heads] */
     float *last_mixed; /* [logits_max, as mixed] */
     float *logits;     /* [logits_max, vocab] */
+    float *pairs;  /* [2, rows_max, d_model] a block's inputs: norms of embeddings, then of hidden
+                      states */
+    float *joined; /* [rows_max, 2 d_model] the same, side by side */
 };
 
 /* The inputs of recurrent states of the last step's spans that peeked, backend memory. */
 struct peeked {
     int32_t *rows; /* [peek_rows] these rows in the step */
     int count;
-    float **in;    /* [state_layers], each [peek_rows, state_width] */
-    float **rates; /* [state_layers], each [peek_rows, rates_width], NULL where the layer has none */
+    float **in; /* [state_layers], each [peek_rows, state_width] */
+    float *
+        *rates; /* [state_layers], each [peek_rows, rates_width], NULL where the layer has none */
 };
 
 struct model {
@@ -89,6 +93,15 @@ struct model {
     struct layer *layers;
     struct scratch scratch;
     size_t step_bytes; /* memory of `scratch` and `peeked` */
+    /* A block that predicts further tokens: the model whose embeddings and head it uses, the
+     * product and the norms of its inputs, and the order of `joined`. NULL: a whole model. */
+    const struct model *block_of;
+    struct kern_weight *block_in;
+    float *block_embed_norm, *block_hidden_norm;
+    int32_t *block_order;      /* [2 rows_max] */
+    const float *block_hidden; /* of the step, host memory */
+    int block_layer;           /* the files' number of the block's layer; 0 for a whole model */
+    bool has_block;
     int rows_max, logits_max, peek_rows;
     struct peeked peeked;
     bool borrowed;             /* another model owns everything but the scratch */
@@ -213,6 +226,17 @@ int model_load_gates(struct model *model, const struct model_options *options,
 
 /* Memory that the weights take at most once they are loaded. */
 size_t model_loaded_bytes(const struct weights *weights, enum quantization quantization);
+
+/* ---- Blocks that predict further tokens (block.c) ---- */
+
+/* Returns whether the files have one that can be used. */
+bool model_find_block(const struct model_config *config, const struct weights *weights);
+/* Makes the configuration that of the block alone, and names its tensors as those of the layer
+ * behind the model's, whose number is returned in *layer. */
+int model_take_block(struct model_config *config, struct weights *weights, int *layer,
+                     struct fault *fault);
+/* Computes the layer's inputs into scratch.x, which has the embeddings of the step's tokens. */
+int model_enter_block(struct model *model, int rows);
 
 /* ---- Random weights (random.c) ---- */
 

@@ -46,7 +46,7 @@ struct loader {
 
 static void name_of(const struct loader *loader, enum role role, int layer,
                     char out[TENSOR_NAME_MAX]) {
-    tensor_name(out, loader->naming, role, layer, loader->expert);
+    tensor_name(out, loader->naming, role, layer + loader->model->block_layer, loader->expert);
 }
 
 static void room_free(struct room *room) {
@@ -799,6 +799,7 @@ static int refuse_extra(struct loader *loader, int layer) {
                 rc = refuse_tensor(loader, name);
         }
     }
+    layer += loader->model->block_layer;
     for (size_t i = 0; !rc && tensor_refused(name, loader->naming, i, layer); i++)
         rc = refuse_tensor(loader, name);
     return rc;
@@ -876,6 +877,19 @@ static int load_ends(struct loader *loader) {
     return 0;
 }
 
+/* Loads what is in front of a block's layer and behind it. */
+static int load_block_ends(struct loader *loader) {
+    struct model *model = loader->model;
+    int rc = 0;
+    model->embed = model->block_of->embed;
+    model->head = model->block_of->head;
+    for (int i = 0; i < SLOT_BLOCK_COUNT && !rc; i++)
+        rc = load_slot(loader, 0, &slot_block[i], model);
+    if (rc) return rc;
+    const bool own = has_tensor(loader, ROLE_BLOCK_NORM, 0);
+    return load_slot(loader, own ? 0 : -1, own ? &slot_block_norm : &slot_final_norm, model);
+}
+
 static int open_team(struct loader *loader) {
     const struct model_options *options = loader->options;
     int rc = options->check_only ? 0 : cpu_team_open(options->threads, &loader->team);
@@ -950,12 +964,12 @@ int model_load_weights(struct model *model, const struct model_options *options,
                             .random = RANDOM_SEED,
                             .fault = fault};
     int rc = open_loader(&loader);
-    if (!rc) rc = load_ends(&loader);
+    if (!rc) rc = model->block_of ? load_block_ends(&loader) : load_ends(&loader);
     room_free(&loader.codes); /* the layers need much less */
     room_free(&loader.rows);
     for (int i = 0; i < model->config.layers && !rc; i++)
         rc = load_layer(&loader, i, &model->layers[i]);
-    if (!rc) rc = refuse_unused(&loader);
+    if (!rc && !model->block_of) rc = refuse_unused(&loader);
     room_free(&loader.codes);
     room_free(&loader.rows);
     mem_free(loader.used);

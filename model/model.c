@@ -163,6 +163,8 @@ static int open_scratch(struct model *model, bool check_only, struct fault *faul
         {&s->last_heads, model->logits_max, heads},
         {&s->last_mixed, model->logits_max, mixed},
         {&s->logits, model->logits_max, c->vocab},
+        {&s->pairs, model->block_of ? 2 * model->rows_max : 0, c->d_model},
+        {&s->joined, model->block_of ? 2 * model->rows_max : 0, c->d_model},
     };
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
         size_t bytes = (size_t)arrays[i].rows * (size_t)arrays[i].width * sizeof(float);
@@ -260,10 +262,14 @@ static int load_all(struct model *model, const struct model_options *options, st
     struct weights *weights = NULL;
     int rc = model_read(options->dir, options->context, options->random_weights, &model->config,
                         &weights, fault);
+    if (!rc && model->block_of)
+        rc = model_take_block(&model->config, weights, &model->block_layer, fault);
+    else if (!rc)
+        model->has_block = model_find_block(&model->config, weights);
     if (!rc) rc = check_shape(model, fault);
     if (!rc) model->layers = mem_must_alloc((size_t)model->config.layers, sizeof *model->layers);
     if (!rc) rc = model_load_weights(model, options, weights, fault);
-    if (!rc) rc = model_load_gates(model, options, weights, fault);
+    if (!rc && !model->block_of) rc = model_load_gates(model, options, weights, fault);
     if (!rc && options->check_only)
         model->weight_bytes =
             weights ? model_loaded_bytes(weights, options->quantization)
@@ -282,6 +288,7 @@ static int borrow_all(struct model *model, const struct model *owner, struct fau
     model->scratch = (struct scratch){0};
     model->step_bytes = 0;
     model->peeked = (struct peeked){0};
+    model->block_order = NULL;
     return 0;
 }
 
@@ -292,13 +299,17 @@ int model_open(struct kern *kern, const struct model_options *options, struct mo
     struct model *model = mem_must_alloc(1, sizeof *model);
     model->kern = kern;
     model->gates = gates_header_unknown;
+    model->block_of = options->block_of;
     bool borrow = options->owner && kern->ops->borrow;
+    if (model->block_of) kern->ops->borrow(kern, model->block_of->kern);
     int rc = borrow ? borrow_all(model, options->owner, fault) : load_all(model, options, fault);
     model->rows_max = options->rows_max;
     model->logits_max = options->logits_max;
     model->peek_rows = model->config.state_layers && kern->ops->peeks ? options->peek_rows : 0;
     if (!rc) rc = open_scratch(model, options->check_only, fault);
     if (!rc) rc = open_peeked(model, options->check_only, fault);
+    if (!rc && model->block_of)
+        model->block_order = mem_must_alloc(2 * (size_t)model->rows_max, sizeof(int32_t));
     if (rc)
         model_close(model);
     else
@@ -342,12 +353,14 @@ static void close_layer(const struct model *model, struct layer *layer) {
 static void close_weights(struct model *model) {
     for (int i = 0; model->layers && i < model->config.layers; i++)
         close_layer(model, &model->layers[i]);
+    if (model->block_of) model->embed = model->head = NULL;
     if (model->head == model->embed) model->head = NULL;
     close_slot(model, model, &slot_embed);
     close_slot(model, model, &slot_embed_norm);
     close_slot(model, model, &slot_final_norm);
     close_slot(model, model, &slot_head);
     for (int i = 0; i < SLOT_EACH_COUNT; i++) close_slot(model, model, &slot_each[i]);
+    for (int i = 0; i < SLOT_BLOCK_COUNT; i++) close_slot(model, model, &slot_block[i]);
     mem_free(model->layers);
     model_config_close(&model->config);
 }
@@ -356,14 +369,15 @@ void model_close(struct model *model) {
     if (!model) return;
     struct kern *kern = model->kern;
     const struct scratch *s = &model->scratch;
-    float *arrays[] = {s->gates,      s->x,         s->norm,   s->qkv,        s->heads,
-                       s->gate_up,    s->ff,        s->router, s->log_beta,   s->last_x,
-                       s->last_heads, s->logits,    s->mixed,  s->last_mixed, s->each,
-                       s->each_in,    s->last_each, s->latent, s->beside};
+    float *arrays[] = {s->gates,  s->x,          s->norm,     s->qkv,     s->heads,      s->gate_up,
+                       s->ff,     s->router,     s->log_beta, s->last_x,  s->last_heads, s->logits,
+                       s->mixed,  s->last_mixed, s->each,     s->each_in, s->last_each,  s->latent,
+                       s->beside, s->pairs,      s->joined};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
         if (arrays[i]) kern->ops->mem_free(kern, arrays[i]);
     }
     close_peeked(model);
+    mem_free(model->block_order);
     if (!model->borrowed) close_weights(model);
     mem_free(model);
 }
@@ -372,6 +386,12 @@ void model_close(struct model *model) {
 
 const struct model_config *model_config(const struct model *model) {
     return &model->config;
+}
+bool model_has_block(const struct model *model) {
+    return model->has_block;
+}
+const float *model_wanted_hidden(const struct model *model) {
+    return model->scratch.norm;
 }
 bool model_has_gates(const struct model *model) {
     return model->gates_from != GATES_NONE;

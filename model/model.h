@@ -177,15 +177,18 @@ struct gates_header;
 enum gates_from { GATES_NONE, GATES_GIVEN, GATES_BESIDE, GATES_CACHED, GATES_RANDOM };
 
 struct model_options {
-    const char *dir;                /* or a GGUF file, of several the first */
-    const char *gates;              /* path, "" = none, NULL = found (enum gates_from) */
-    const char *gates_cache;        /* folder of gates that were fitted here; NULL or "" = none */
-    int context;                    /* see model_config_parse */
-    int rows_max;                   /* largest step */
-    int logits_max;                 /* most rows that want logits in one step */
+    const char *dir;         /* or a GGUF file, of several the first */
+    const char *gates;       /* path, "" = none, NULL = found (enum gates_from) */
+    const char *gates_cache; /* folder of gates that were fitted here; NULL or "" = none */
+    int context;             /* see model_config_parse */
+    int rows_max;            /* largest step */
+    int logits_max;          /* most rows that want logits in one step */
     int peek_rows; /* most rows of a step's spans that peek; 0 where states, or the backend, cannot
                     */
-    bool check_only;                /* names, shapes, types, gates; the model cannot be used */
+    bool check_only; /* names, shapes, types, gates; the model cannot be used */
+    /* Not NULL: opens the block that predicts further tokens in the same files as this open model,
+     * which outlives it: see model_has_block. */
+    const struct model *block_of;
     const struct model *owner;      /* the same model, open, outlives this one: its weights are used
                                        where the backend can share them. NULL: they are loaded */
     enum quantization quantization; /* FP8: of the layers' matrices alone. Q8, Q4: of all matrices
@@ -260,9 +263,26 @@ int model_step(struct model *model, const struct kern_batch *batch, const int32_
 int model_step_hidden(struct model *model, const struct kern_batch *batch, const int32_t *want,
                       int want_count, const float **logits, const float **hidden);
 
-/* Brings the recurrent states forward by the first tokens of the spans of the last step that peeked.
- * In each of `spans`, `row` counts from the first row of these spans, in the order of the step, and
- * `count` says how many tokens are left. The slots have been truncated. Queued, as model_step. */
+/* The outputs of the final norm for the rows that the last step wanted, backend memory
+ * [want_count, d_model], valid until the next step. */
+const float *model_wanted_hidden(const struct model *model);
+
+/* A block that predicts further tokens (multi-token prediction, DeepSeek-V3, arXiv 2412.19437,
+ * section 2.2): a layer with attention whose input is a product of two norms, side by side: of a
+ * token's embedding, and of the hidden state (model_wanted_hidden) from which that token was drawn.
+ * It guesses the token after. Embeddings and head are the model's. It opens as a model with one
+ * layer (model_options.block_of), whose hidden states take the place of the model's where it goes
+ * on from its own guesses. False: the files have none that can be used. */
+bool model_has_block(const struct model *model);
+/* The same as model_step for a block; `hidden`: [batch->rows, d_model] host memory, the hidden
+ * states that belong to the batch's tokens. */
+int model_step_block(struct model *block, const struct kern_batch *batch, const float *hidden,
+                     const int32_t *want, int want_count, const float **logits);
+
+/* Brings the recurrent states forward by the first tokens of the spans of the last step that
+ * peeked. In each of `spans`, `row` counts from the first row of these spans, in the order of the
+ * step, and `count` says how many tokens are left. The slots have been truncated. Queued, as
+ * model_step. */
 void model_bring_states(struct model *model, const struct kern_span *spans, int count);
 
 #endif

@@ -28,6 +28,14 @@ const struct slot slot_each[SLOT_EACH_COUNT] = {
      .scaled = offsetof(struct model_config, each_norm_scale)},
 };
 
+const struct slot slot_block[SLOT_BLOCK_COUNT] = {
+    {MATRIX(model, block_in, NONE, ROLE_BLOCK_IN), .count = 1},
+    {VECTOR(model, block_embed_norm, true, ROLE_BLOCK_EMBED_NORM), .count = 1},
+    {VECTOR(model, block_hidden_norm, true, ROLE_BLOCK_HIDDEN_NORM), .count = 1},
+};
+const struct slot slot_block_norm = {VECTOR(model, final_norm, true, ROLE_BLOCK_NORM), .count = 1,
+                                     .scaled = offsetof(struct model_config, logit_scale)};
+
 const struct slot layer_slots[] = {
     {VECTOR(layer, attn_norm, true, ROLE_ATTN_NORM), .count = 1, .layers = SLOT_MIXED,
      WANTED(pre_norms)},

@@ -14,6 +14,7 @@
 enum width {
     WIDTH_NONE,
     WIDTH_MODEL,
+    WIDTH_MODEL_TWICE,
     WIDTH_Q,
     WIDTH_KV,
     WIDTH_Q_NORM,
@@ -520,6 +521,22 @@ static const struct {
                              WIDTH_EXPERT_FF,
                              WIDTH_NONE,
                              true},
+    [ROLE_BLOCK_IN] = {{"eh_proj.weight", NULL, "nextn.eh_proj.weight"},
+                       WIDTH_MODEL,
+                       WIDTH_MODEL_TWICE,
+                       true},
+    [ROLE_BLOCK_EMBED_NORM] = {{"enorm.weight", NULL, "nextn.enorm.weight"},
+                               WIDTH_MODEL,
+                               WIDTH_NONE,
+                               true},
+    [ROLE_BLOCK_HIDDEN_NORM] = {{"hnorm.weight", NULL, "nextn.hnorm.weight"},
+                                WIDTH_MODEL,
+                                WIDTH_NONE,
+                                true},
+    [ROLE_BLOCK_NORM] = {{"shared_head.norm.weight", NULL, "nextn.shared_head_norm.weight"},
+                         WIDTH_MODEL,
+                         WIDTH_NONE,
+                         true},
     [ROLE_EXPERT_DOWN_BIAS] = {{"mlp.experts.down_proj_bias", NULL, "ffn_down_exps.bias"},
                                WIDTH_MODEL,
                                WIDTH_NONE,
@@ -689,6 +706,8 @@ static int64_t width_of(const struct model_config *config, int layer, enum width
         return 0;
     case WIDTH_MODEL:
         return config->d_model;
+    case WIDTH_MODEL_TWICE:
+        return (int64_t)2 * config->d_model;
     case WIDTH_Q:
         return config->latent.rank ? (int64_t)config->heads_q * latent_query_dim(config)
                                    : q_width(config, layer);

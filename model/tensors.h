@@ -136,6 +136,12 @@ enum role {
     ROLE_EXPERT_GATE_BIAS,
     ROLE_EXPERT_UP_BIAS,
     ROLE_EXPERT_DOWN_BIAS,
+    /* the block that predicts further tokens: the product in front of its layer, the norms of the
+       product's inputs, and the norm behind the layer */
+    ROLE_BLOCK_IN,
+    ROLE_BLOCK_EMBED_NORM,
+    ROLE_BLOCK_HIDDEN_NORM,
+    ROLE_BLOCK_NORM,
     ROLE_COUNT
 };
 
@@ -234,6 +240,9 @@ struct slot {
 extern const struct slot slot_embed, slot_embed_norm, slot_final_norm, slot_head;
 extern const struct slot slot_each[]; /* embeddings for each layer */
 #define SLOT_EACH_COUNT 3
+extern const struct slot slot_block[]; /* in front of a block's layer (model_options.block_of) */
+#define SLOT_BLOCK_COUNT 3
+extern const struct slot slot_block_norm;
 /* In the order of loading, and of the digests that name a base (base_digest.h). */
 extern const struct slot layer_slots[];
 extern const size_t layer_slot_count;

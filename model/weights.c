@@ -41,6 +41,7 @@ struct weights {
     struct packed_set *packed; /* memory that entries of `tensors` refer to; NULL: none */
     struct absent *absent;     /* [absent_count] tensors of the index that no file has */
     size_t absent_count;
+    char *renamed; /* names that are in no file, see weights_take_block; NULL: none */
     size_t bytes;
     bool is_gguf;
 };
@@ -132,6 +133,7 @@ void weights_close(struct weights *w) {
     for (size_t i = 0; i < w->shard_count; i++) close_shard(&w->shards[i]);
     for (size_t i = 0; i < w->absent_count; i++) mem_free(w->absent[i].name);
     mem_free(w->absent);
+    mem_free(w->renamed);
     mem_free(w->shards);
     packed_close(w->packed);
     mem_free(w->tensors);
@@ -163,6 +165,15 @@ static const char *text_name(const char *name) {
     return name;
 }
 
+static int check_unique(const struct weights *w, struct fault *fault) {
+    if (w->count) qsort(w->tensors, w->count, sizeof *w->tensors, compare_names);
+    for (size_t i = 1; i < w->count; i++)
+        if (strcmp(w->tensors[i - 1].name, w->tensors[i].name) == 0)
+            return fault_set(fault, ERR_MALFORMED, w->tensors[i].name,
+                             "is twice in the files, by two names");
+    return 0;
+}
+
 int weights_take_text(struct weights *w, struct fault *fault) {
     for (size_t i = 0; i < w->count; i++) w->tensors[i].name = text_name(w->tensors[i].name);
     for (size_t i = 0; i < w->absent_count; i++) {
@@ -170,12 +181,37 @@ int weights_take_text(struct weights *w, struct fault *fault) {
         const char *text = text_name(name);
         memmove(name, text, strlen(text) + 1);
     }
-    if (w->count) qsort(w->tensors, w->count, sizeof *w->tensors, compare_names);
-    for (size_t i = 1; i < w->count; i++)
-        if (strcmp(w->tensors[i - 1].name, w->tensors[i].name) == 0)
-            return fault_set(fault, ERR_MALFORMED, w->tensors[i].name,
-                             "is twice in the files, by two names");
-    return 0;
+    return check_unique(w, fault);
+}
+
+int weights_take_block(struct weights *w, int layer, struct fault *fault) {
+    enum { ROOM = 128 };
+    static const char *const names[][2] = {{"mtp.fc.", "eh_proj."},
+                                           {"mtp.pre_fc_norm_embedding.", "enorm."},
+                                           {"mtp.pre_fc_norm_hidden.", "hnorm."},
+                                           {"mtp.norm.", "shared_head.norm."},
+                                           {"mtp.layers.0.", ""}};
+    size_t count = 0;
+    for (size_t i = 0; i < w->count; i++) count += strncmp(w->tensors[i].name, "mtp.", 4) == 0;
+    if (count == 0 || w->renamed) return 0;
+    w->renamed = mem_try_alloc(count, ROOM);
+    if (!w->renamed) return no_memory(fault);
+    char *to = w->renamed;
+    for (size_t i = 0; i < w->count; i++) {
+        for (size_t k = 0; k < sizeof names / sizeof *names; k++) {
+            const char *name = w->tensors[i].name;
+            const size_t size = strlen(names[k][0]);
+            if (strncmp(name, names[k][0], size) != 0) continue;
+            int length =
+                snprintf(to, ROOM, "model.layers.%d.%s%s", layer, names[k][1], name + size);
+            if (length < 0 || length >= ROOM)
+                return fault_set(fault, ERR_MALFORMED, name, "has too long a name");
+            w->tensors[i].name = to;
+            to += ROOM;
+            break;
+        }
+    }
+    return check_unique(w, fault);
 }
 
 void weights_turn(struct weights *w, const char *end, int64_t cols) {

@@ -67,6 +67,9 @@ int weights_join(struct weights *weights, const struct packing *how, struct faul
 /* Gives the tensors of a directory's language model the names that they have in a model without
  * other parts; tensors of the other parts keep theirs. */
 int weights_take_text(struct weights *weights, struct fault *fault);
+/* Gives the tensors of a directory's block that predicts further tokens, which Qwen3.5 names
+ * "mtp...", the names that other families give it: those of layer `layer`. Called once. */
+int weights_take_block(struct weights *weights, int layer, struct fault *fault);
 /* Transposes float tensors whose name ends with `end` and whose matrices do not have rows of `cols`
  * numbers. From now on their shapes are those of the model. */
 void weights_turn(struct weights *weights, const char *end, int64_t cols);

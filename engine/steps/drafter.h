@@ -10,6 +10,13 @@
  * out of them. The first DRAFTER_SINKS tokens of a sequence are in front of each text, because
  * models attend to whatever comes first (arXiv 2309.17453).
  *
+ * A block of the model's own files that predicts further tokens (model_has_block) is used as a
+ * draft model, too. Beside each token it reads the hidden state from which that was drawn. These
+ * are not kept: the scheduler hands over those of an answer's tokens as they are drawn
+ * (drafter_hold), so the block remembers nothing of a prompt or of an earlier turn, and where too
+ * many wait, its text begins anew. Behind a guess it reads its own hidden state; afterwards what it
+ * read of guesses is dropped, also if they were right.
+ *
  * Thread: the engine thread. */
 #ifndef KEEPD_ENGINE_STEPS_DRAFTER_H
 #define KEEPD_ENGINE_STEPS_DRAFTER_H
@@ -25,13 +32,18 @@
 #define DRAFTER_ASKED        32  /* the most texts in one of its steps */
 #define DRAFTER_PLACES_LEAST 128 /* room for the sinks, a reading, and two drafts */
 
+#define DRAFTER_HELD       64 /* most hidden states of a text that wait to be read */
 #define DRAFTER_READ_AFTER 20 /* many answers are shorter, and would only pay for the reading */
 
 struct drafter_options {
     struct kern *kern; /* with an open cache of `texts` slots; NULL: there is no draft model */
     void *model;
-    int (*model_step)(void *model, const struct kern_batch *batch, const int32_t *want,
-                      int want_count, const float **logits);
+    /* `hidden`: [batch->rows, width], NULL without a width */
+    int (*model_step)(void *model, const struct kern_batch *batch, const float *hidden,
+                      const int32_t *want, int want_count, const float **logits);
+    /* A block's hidden states of the rows that its last step wanted, its backend's memory. */
+    const float *(*wanted_hidden)(void *model);
+    int width;      /* numbers of the hidden states that a block reads; 0: it is no block */
     int vocab;      /* numbers of a row of its logits */
     int texts;      /* most texts at once */
     int places;     /* tokens of a text, at least DRAFTER_PLACES_LEAST */
@@ -44,6 +56,8 @@ struct drafter_options {
 /* The part of a sequence's tokens that the draft model remembers. */
 struct drafter_text {
     bool taken;
+    int32_t sinks;   /* tokens in front, if `from` is not 0 */
+    int32_t held;    /* hidden states of the tokens from `read` on that wait to be read */
     int32_t from;    /* tokens from here on follow the sinks; 0: no token is left out */
     int32_t read;    /* tokens up to here are in the cache */
     int32_t guessed; /* how many guesses follow those; it was not known that they are right */
@@ -69,7 +83,10 @@ struct drafter {
     struct kern_sampled *sampled; /* [DRAFTER_ASKED] tokens that the last step drew; the i-th is
                                      that of the i-th text that wanted one */
     int32_t *rows;
-    int choices; /* the first tokens of the draft model's, of which a guess is one */
+    float *hidden; /* [texts][DRAFTER_HELD + 1][width] that wait; the last one is of the last guess
+                    */
+    float *inputs; /* [DRAFTER_ROWS][width] of the step */
+    int choices;   /* the first tokens of the draft model's, of which a guess is one */
 };
 
 /* answer_vocab: tokens of the model whose answers are guessed. */
@@ -85,6 +102,10 @@ struct drafter_text *drafter_take(struct drafter *drafter);
 void drafter_drop(struct drafter *drafter, struct drafter_text *text); /* NULL is allowed */
 void drafter_empty(struct drafter *drafter, struct drafter_text *text);
 
+/* Returns where the hidden state is to be written from which the sequence's token number `token`
+ * was drawn. Tokens follow each other; otherwise the text begins anew with this one. */
+float *drafter_hold(struct drafter *drafter, struct drafter_text *text, int32_t token);
+
 /* Removes from the cache what is not part of a sequence with `count` tokens: guesses that were
  * wrong, and everything if `count` and DRAFT_MAX more tokens have no places. The last token stays
  * unread. After an error the text can only be dropped. */
@@ -92,7 +113,7 @@ int drafter_settle(struct drafter *drafter, struct drafter_text *text, const int
                    int32_t count);
 /* Returns how many tokens must be read before the next guess. */
 static inline int32_t drafter_behind(const struct drafter_text *text, int32_t count) {
-    return count - text->read + (text->from > 0 && text->read == text->from ? DRAFTER_SINKS : 0);
+    return count - text->read + (text->from > 0 && text->read == text->from ? text->sinks : 0);
 }
 /* Makes an empty text begin with the sinks and the last `rows` of `count` tokens. */
 void drafter_begin(struct drafter_text *text, int32_t count, int32_t rows);

@@ -451,6 +451,7 @@ static bool record_samples(struct sched *sched, const struct sched_step *step, i
         struct engine_job *job = want->seq->job;
         began = began || job->first_token_ns == 0;
         if (job->first_token_ns == 0) job->first_token_ns = clock_ns(); /* announced by the token */
+        sched_hold_hidden(sched, want->seq, i);
         add_drawn_token(sched, want->seq, &sched->sampled[i]);
     }
     return began;

@@ -94,6 +94,9 @@ struct sched_options {
     int sequences_max, conversations_max, rows_max, logits_max;
     int drafts; /* drafted tokens of a sequence in one step, at most; 0..DRAFT_MAX */
     struct drafter_options drafter; /* the draft model; all 0: there is none */
+    /* The hidden states of the rows that the last step wanted, in their order, [.., drafter.width]
+     * in the backend's memory; for a drafter with a width. */
+    const float *(*wanted_hidden)(void *model);
     int step_stretch;              /* the percentage of pace_rows; 0: steps do not depend on time */
     int64_t (*clock)(void *model); /* measures steps; NULL: clock_ns. Simulations have their own. */
     int row_entries;               /* see kv_eviction_rows */

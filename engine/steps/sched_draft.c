@@ -186,7 +186,6 @@ int sched_end_drafts(struct sched *sched, const struct sched_step *step) {
         brought[count++].peeks = false;
         peeked += span->count;
     }
-    if (rc == 0 && count > 0)
-        sched->options.bring_states(sched->options.model, brought, count);
+    if (rc == 0 && count > 0) sched->options.bring_states(sched->options.model, brought, count);
     return rc;
 }

@@ -43,6 +43,18 @@ static void note_drafter_failure(struct sched *sched, struct sequence **asked, i
     }
 }
 
+void sched_hold_hidden(struct sched *sched, struct sequence *seq, int want) {
+    struct kern *kern = sched->options.kern;
+    const ptrdiff_t width = sched->drafter.options.width;
+    if (width == 0 || !seq->draft.heads || seq->model_failed) return;
+    if (!seq->model_text) seq->model_text = drafter_take(&sched->drafter);
+    if (!seq->model_text) return;
+    const float *hidden = sched->options.wanted_hidden(sched->options.model) + want * width;
+    float *to = drafter_hold(&sched->drafter, seq->model_text, seq->token_count);
+    int rc = kern->ops->download(kern, to, hidden, (size_t)width * sizeof *to);
+    if (rc != 0) note_drafter_failure(sched, &seq, 1, rc);
+}
+
 /* Returns the time of a step of the draft model, divided by that of a step with `streams` answers.
  */
 static double drafter_cost(const struct sched *sched, int rows, int streams) {
@@ -93,7 +105,8 @@ static int32_t choose_reading(const struct sched *sched, const struct sequence *
  * read first. */
 static bool settle_text(struct sched *sched, struct sequence *seq, int streams) {
     struct drafter *drafter = &sched->drafter;
-    if (!seq->model_text) seq->model_text = drafter_take(drafter);
+    const bool block = drafter->options.width > 0;
+    if (!seq->model_text && !block) seq->model_text = drafter_take(drafter);
     struct drafter_text *text = seq->model_text;
     if (!text) return false;
     int rc = drafter_settle(drafter, text, seq->tokens, seq->token_count);
@@ -101,6 +114,7 @@ static bool settle_text(struct sched *sched, struct sequence *seq, int streams) 
         note_drafter_failure(sched, &seq, 1, rc);
         return false;
     }
+    if (block) return text->held > 0 && text->read + text->held == seq->token_count;
     int32_t rows = choose_reading(sched, seq, streams);
     if (text->from > 0 && rows > DRAFTER_REREAD * (seq->token_count - text->from))
         drafter_empty(drafter, text);

@@ -118,6 +118,9 @@ int sched_end_drafts(struct sched *sched, const struct sched_step *step);
  * drafts it can better, at most `most` of them. Returns the time that it took over that of a step
  * with as many answers. */
 double sched_ask_drafter(struct sched *sched, int streams, int32_t most);
+/* Hands the hidden state of a wanted row, from which the sequence's next token is drawn, to a block
+ * that predicts further tokens. Before the token is added. */
+void sched_hold_hidden(struct sched *sched, struct sequence *seq, int want);
 /* The sequence ends: the draft model forgets it. */
 void sched_leave_drafter(struct sched *sched, struct sequence *seq);
 

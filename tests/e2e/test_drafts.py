@@ -3,6 +3,7 @@ path of the CPU, on two ranks (tests/http/test_cuda.py: on the emulated GPU), an
 how many are drawn for each of them."""
 import concurrent.futures as futures
 import json
+import math
 import os
 import pathlib
 import random
@@ -146,6 +147,122 @@ def test_states_wait_for_what_is_drawn(daemon, tmp_path, family, ranks):
     assert d.metric("keepd_confirmed_tokens_total") > 0
 
 
+# ---- Blocks that predict further tokens ----
+
+
+def write_tensors(path, tensors):
+    """tensors: name -> (dtype, shape, bytes)."""
+    at, header = 0, {}
+    for name, (dtype, shape, data) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(data for _, _, data in tensors.values()))
+
+
+def read_tensors(path):
+    data = path.read_bytes()
+    size = struct.unpack("<Q", data[:8])[0]
+    header, body = json.loads(data[8:8 + size]), data[8 + size:]
+    return {name: (t["dtype"], t["shape"], body[slice(*t["data_offsets"])]) for name, t in header.items() if name != "__metadata__"}
+
+
+def f32(shape, number):
+    count = math.prod(shape)
+    return "F32", list(shape), struct.pack(f"<{count}f", *(number(i) for i in range(count)))
+
+
+def with_block(family, source, folder, right):
+    """The model with a block like its layer `source`. right: every layer hands on what it gets, so that a token follows from the
+    one before alone, and the block guesses it. Otherwise the block is of random numbers."""
+    with_tokenizer(family, folder)
+    config = json.loads((folder / "config.json").read_text())
+    text, width = config.get("text_config", config), 64
+    tensors = {name: t for name, t in read_tensors(folder / "model.safetensors").items() if not name.startswith("mtp.")}
+    prefix = f"model.language_model.layers.{source}." if "text_config" in config else f"model.layers.{source}."
+    block = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+    rng, offset = random.Random(3), 0 if family.startswith("qwen3") else 1
+    final = next(t for name, t in tensors.items() if name.endswith("model.norm.weight") or name.endswith("language_model.norm.weight"))
+    joins = {"in": f32((width, 2 * width), lambda i: float(i % (2 * width) == i // (2 * width)) if right else rng.gauss(0, 0.2)),
+             "embed": f32((width,), lambda i: offset), "hidden": f32((width,), lambda i: offset), "out": final}
+    if family.startswith("qwen3"):
+        names = {"in": "fc.weight", "embed": "pre_fc_norm_embedding.weight", "hidden": "pre_fc_norm_hidden.weight", "out": "norm.weight"}
+        added = {f"mtp.{names[part]}": t for part, t in joins.items()} | {f"mtp.layers.0.{name}": t for name, t in block.items()}
+    else:
+        names = {"in": "eh_proj.weight", "embed": "enorm.weight", "hidden": "hnorm.weight", "out": "shared_head.norm.weight"}
+        before = f"model.layers.{text['num_hidden_layers']}."
+        added = {before + names[part]: t for part, t in joins.items()} | {before + name: t for name, t in block.items()}
+        text["num_nextn_predict_layers"] = 1
+    tensors |= added
+    if right:
+        ends = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")
+        tensors = {name: (t[0], t[1], bytes(len(t[2]))) if name.endswith(ends) else t for name, t in tensors.items()}
+    write_tensors(folder / "model.safetensors", tensors)
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+BLOCKS = [("qwen35", 3), ("qwen35moe", 2), ("glm4moe", 2), ("deepseekv3", 2)]
+
+
+@pytest.mark.parametrize("family, source", BLOCKS)
+def test_a_block_that_knows_is_right(daemon, tmp_path, family, source):
+    model = with_block(family, source, tmp_path, True)
+    d = daemon("--model", model, "--step-stretch", "0", *FLAGS)
+    for temperature in (0.5, 1):
+        body = {"messages": [{"role": "user", "content": "Where?"}], "max_tokens": 120, "temperature": temperature, "seed": 4,
+                "ignore_eos": True, "kv": {"policy": "full"}, "return_token_ids": True, "logprobs": True}
+        answer, accepted, _ = ask(d.url, body, "auto")
+        assert accepted > 20
+        assert answer == ask(d.url, body, "off")[0]
+    guessed, right = (d.metric(f"keepd_model_{what}_tokens_total") for what in ("drafted", "confirmed"))
+    print(f"{right:.0f} of {guessed:.0f} guesses of the block")
+    assert right > 0.9 * guessed > 20
+    info = requests.get(f"{d.url}/server_info", timeout=10).json()
+    assert info["draft_model"] == "mtp" and info["draft_tokens"] == 1024 and info["draft_bytes"] > 0
+    none = daemon("--model", model, "--draft-model", "none", *FLAGS)
+    assert requests.get(f"{none.url}/server_info", timeout=10).json()["draft_model"] is None
+
+
+@pytest.mark.parametrize("family, source, right", [("qwen35", 3, True), ("qwen35moe", 2, False), ("glm4moe", 2, True), ("deepseekv3", 2, False)])
+def test_the_bits_are_those_without_a_block(daemon, tmp_path, family, source, right):
+    """128 tokens of a text: the block's texts begin anew within an answer."""
+    d = daemon("--model", with_block(family, source, tmp_path, right), "--draft-tokens", "128", "--step-stretch", "0", *FLAGS)
+    compare(d, 11, max(COUNT // 4, 8), WITHOUT_GATES)
+    assert d.metric("keepd_draft_model_failures_total") == 0
+    assert d.metric("keepd_model_drafted_tokens_total") > 0
+
+
+def test_a_conversation_from_a_file_needs_nothing_of_the_block(daemon, tmp_path):
+    """Turns before and behind a restart have the bits of a daemon without guesses."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    model, answers = with_block("qwen35", 3, folder, True), []
+    for speculate in ("0", "15"):
+        messages, turns = [{"role": "user", "content": "The code of the garage is 4815."}], []
+        for _ in range(2):
+            d = daemon("--model", model, "--speculate", speculate, "--step-stretch", "0", "--state-dir", str(tmp_path / speculate), *FLAGS)
+            for _ in range(2):
+                answer = d.chat(messages, max_tokens=40, logprobs=True, ignore_eos=True, kv={"policy": "full"})
+                turns.append((answer["choices"][0]["logprobs"], answer["usage"]["prompt_tokens_details"]))
+                messages += [answer["choices"][0]["message"], {"role": "user", "content": "And?"}]
+            assert d.stop() == 0
+        answers.append(turns)
+    assert answers[0] == answers[1]
+
+
+def test_a_broken_block_is_left_out(daemon, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    with_block("qwen35", 3, folder, True)
+    tensors = read_tensors(folder / "model.safetensors")
+    tensors["mtp.fc.weight"] = f32((64, 64), lambda i: 0)
+    write_tensors(folder / "model.safetensors", tensors)
+    d = daemon("--model", str(folder), *FLAGS)
+    assert requests.get(f"{d.url}/server_info", timeout=10).json()["draft_model"] is None
+    assert d.chat([{"role": "user", "content": "Hello"}], max_tokens=8)["usage"]["completion_tokens"] > 0
+
+
 # ---- Draft models ----
 
 
@@ -153,28 +270,15 @@ def test_states_wait_for_what_is_drawn(daemon, tmp_path, family, ranks):
 def resize(to, layers):
     """keepd-nano with so many of its layers; further ones add nothing, so that it computes the same, more slowly."""
     shutil.copytree(NANO, to, ignore=shutil.ignore_patterns("gates*", "*.md", "*.log", "SHA*", "model.safetensors"))
-    data = (NANO / "model.safetensors").read_bytes()
-    size = struct.unpack("<Q", data[:8])[0]
-    header, body = json.loads(data[8:8 + size]), data[8 + size:]
-    header.pop("__metadata__", None)
     tensors = {}
-    for name, tensor in header.items():
-        part = body[slice(*tensor["data_offsets"])]
+    for name, (dtype, shape, data) in read_tensors(NANO / "model.safetensors").items():
         number = int(name.split(".")[2]) if ".layers." in name else -1
         if number < layers:
-            tensors[name] = (tensor, part)
+            tensors[name] = (dtype, shape, data)
         for more in range(6, layers) if number == 0 else []:
             zero = name.endswith(("o_proj.weight", "down_proj.weight"))
-            tensors[name.replace(".0.", f".{more}.")] = (tensor, bytes(len(part)) if zero else part)
-    at, header = 0, {}
-    for name, (tensor, part) in tensors.items():
-        header[name] = tensor | {"data_offsets": [at, at + len(part)]}
-        at += len(part)
-    text = json.dumps(header).encode()
-    with (to / "model.safetensors").open("wb") as f:
-        f.write(struct.pack("<Q", len(text)) + text)
-        for _, part in tensors.values():
-            f.write(part)
+            tensors[name.replace(".0.", f".{more}.")] = (dtype, shape, bytes(len(data)) if zero else data)
+    write_tensors(to / "model.safetensors", tensors)
     config = json.loads((to / "config.json").read_text()) | {"num_hidden_layers": layers}
     (to / "config.json").write_text(json.dumps(config))
     return str(to)

@@ -285,9 +285,10 @@ static void add_extra_tokens(struct world *w, int rows) {
     }
 }
 
-static int draft_step(void *model, const struct kern_batch *batch, const int32_t *want,
-                      int want_count, const float **logits) {
+static int draft_step(void *model, const struct kern_batch *batch, const float *hidden,
+                      const int32_t *want, int want_count, const float **logits) {
     struct world *w = model;
+    (void)hidden;
     CHECK(batch->rows <= DRAFTER_ROWS && want_count <= DRAFTER_ASKED);
     if (draft_chance(w->options.draft_fails)) return ERR_NOMEM;
     int rc = w->draft->ops->begin_step(w->draft, batch);
