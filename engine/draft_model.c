@@ -177,8 +177,8 @@ static int open_all(struct engine *e, struct fault *fault) {
 
 static bool can_use_block(const struct engine *e) {
     const struct replica *first = &e->replicas[0];
-    return !e->options.check_only && e->options.drafts > 0 && model_has_block(first->model) &&
-           !first->kern->ops->cache_fit && e->options.tensor_parallel_size <= 1 &&
+    return e->options.drafts > 0 && model_has_block(first->model) && !first->kern->ops->cache_fit &&
+           e->options.tensor_parallel_size <= 1 &&
            (!has_states(first->model) || first->kern->ops->peeks);
 }
 
@@ -198,7 +198,7 @@ static void open_block(struct engine *e) {
     int rc = open_kerns(e, &why);
     if (rc == 0) rc = load_draft_model(e, &e->replicas[0], &why);
     if (rc == 0) rc = plan_cache(e, &cache, &why);
-    if (rc == 0) rc = open_rest(e, &cache, &why);
+    if (rc == 0 && !e->options.check_only) rc = open_rest(e, &cache, &why);
     if (rc == 0) return;
     log_warn("the block of the model that predicts further tokens is not used: %s%s%s", why.field,
              why.field[0] ? ": " : "", why.text);

@@ -262,6 +262,8 @@ static int load_all(struct model *model, const struct model_options *options, st
     struct weights *weights = NULL;
     int rc = model_read(options->dir, options->context, options->random_weights, &model->config,
                         &weights, fault);
+    if (!rc && model->block_of && model->kern->ops->borrow(model->kern, model->block_of->kern))
+        rc = fault_set(fault, ERR_NOMEM, "model", "no memory for a block's products");
     if (!rc && model->block_of)
         rc = model_take_block(&model->config, weights, &model->block_layer, fault);
     else if (!rc)
@@ -301,7 +303,6 @@ int model_open(struct kern *kern, const struct model_options *options, struct mo
     model->gates = gates_header_unknown;
     model->block_of = options->block_of;
     bool borrow = options->owner && kern->ops->borrow;
-    if (model->block_of) kern->ops->borrow(kern, model->block_of->kern);
     int rc = borrow ? borrow_all(model, options->owner, fault) : load_all(model, options, fault);
     model->rows_max = options->rows_max;
     model->logits_max = options->logits_max;
