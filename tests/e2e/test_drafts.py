@@ -177,10 +177,15 @@ def with_block(family, source, folder, right):
     one before alone, and the block guesses it. Otherwise the block is of random numbers."""
     with_tokenizer(family, folder)
     config = json.loads((folder / "config.json").read_text())
-    text, width = config.get("text_config", config), 64
+    text = config.get("text_config", config)
+    width = text["hidden_size"]
     tensors = {name: t for name, t in read_tensors(folder / "model.safetensors").items() if not name.startswith("mtp.")}
     prefix = f"model.language_model.layers.{source}." if "text_config" in config else f"model.layers.{source}."
     block = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+    if "layer_types" not in text:  # a block that costs a third of the model would not be asked
+        for more in range(text["num_hidden_layers"], 12):
+            tensors |= {f"model.layers.{more}.{name}": t for name, t in block.items()}
+        text["num_hidden_layers"] = 12
     rng, offset = random.Random(3), 0 if family.startswith("qwen3") else 1
     final = next(t for name, t in tensors.items() if name.endswith("model.norm.weight") or name.endswith("language_model.norm.weight"))
     joins = {"in": f32((width, 2 * width), lambda i: float(i % (2 * width) == i // (2 * width)) if right else rng.gauss(0, 0.2)),

@@ -17,7 +17,7 @@ from test_golden import find_driver, run
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "tests/data/models"
-D, VOCAB, COUNT = 64, 512, 9
+VOCAB, COUNT = 512, 9
 TOKENS = [3 + 41 * i % 500 for i in range(COUNT)]
 
 
@@ -36,11 +36,12 @@ def make(family, source, folder):
     rng = np.random.default_rng(7)
     config = json.loads((MODELS / family / "config.json").read_text())
     text = config.get("text_config", config)
+    d = text["hidden_size"]
     tensors = {plain(name): x.astype(np.float32) for name, x in load_directory(MODELS / family).items()
                if not name.startswith("mtp.") and "visual" not in name}
     own = {name: x * np.float32(rng.uniform(0.8, 1.2)) for name, x in layer_of(family, tensors, source).items()}
-    parts = {"eh_proj.weight": rng.normal(0, 0.15, (D, 2 * D)), "enorm.weight": rng.uniform(0.4, 0.9, D),
-             "hnorm.weight": rng.uniform(0.4, 0.9, D), "shared_head.norm.weight": rng.uniform(0.4, 0.9, D)}
+    parts = {"eh_proj.weight": rng.normal(0, 0.15, (d, 2 * d)), "enorm.weight": rng.uniform(0.4, 0.9, d),
+             "hnorm.weight": rng.uniform(0.4, 0.9, d), "shared_head.norm.weight": rng.uniform(0.4, 0.9, d)}
     parts = {name: x.astype(np.float32) for name, x in parts.items()}
     if family.startswith("qwen3"):
         names = {"eh_proj.weight": "fc.weight", "enorm.weight": "pre_fc_norm_embedding.weight",
@@ -64,13 +65,14 @@ def one_layer(config, tensors, own, parts, inputs, folder):
     kind = "full_attention"
     text["num_hidden_layers"] = 1
     text.pop("num_nextn_predict_layers", None)
-    if "layer_types" in text:
+    if text.pop("full_attention_interval", None) or "layer_types" in text:
         text["layer_types"] = [kind]
-    text.pop("full_attention_interval", None)
+    if "mlp_layer_types" in text:
+        text["mlp_layer_types"] = ["sparse"]
     if "first_k_dense_replace" in text:
         text["first_k_dense_replace"] = 0
     text["tie_word_embeddings"] = config["tie_word_embeddings"] = False
-    embed = np.zeros((VOCAB, D), np.float32)
+    embed = np.zeros((VOCAB, inputs.shape[1]), np.float32)
     embed[:len(inputs)] = inputs
     head = tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"])
     files = {"model.embed_tokens.weight": embed, "lm_head.weight": head, "model.norm.weight": parts["shared_head.norm.weight"]}
@@ -91,7 +93,7 @@ def test_the_block_computes_what_its_formula_says(family, source, tmp_path):
     config, tensors, own, parts = make(family, source, tmp_path / "whole")
     text = config.get("text_config", config)
     offset = 1 if family.startswith("qwen3") else 0
-    hidden = np.random.default_rng(3).normal(0, 1.5, (COUNT, D)).astype(np.float32)
+    hidden = np.random.default_rng(3).normal(0, 1.5, (COUNT, text["hidden_size"])).astype(np.float32)
     (tmp_path / "hidden").write_bytes(hidden.tobytes())
     embedded = tensors["model.embed_tokens.weight"][TOKENS].astype(np.float64)
     eps = text["rms_norm_eps"]
@@ -105,7 +107,7 @@ def test_the_block_computes_what_its_formula_says(family, source, tmp_path):
     done = subprocess.run([str(c) for c in command], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     out = np.frombuffer(done.stdout, np.float32).astype(np.float64)
-    logits, own_hidden = out[:COUNT * VOCAB].reshape(COUNT, VOCAB), out[COUNT * VOCAB:].reshape(COUNT, D)
+    logits, own_hidden = out[:COUNT * VOCAB].reshape(COUNT, VOCAB), out[COUNT * VOCAB:].reshape(COUNT, -1)
     logprobs = logits - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True)) - logits.max(-1, keepdims=True)
     assert np.abs(logprobs - np.array(wanted)).max() < 2e-4
     head = tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"]).astype(np.float64)

@@ -122,7 +122,8 @@ Test(drafts, recurrent_states_wait_for_the_tokens_that_are_drawn) {
         const int steps = run_counted(&w, &job);
         expect_same(&known, &job);
         cr_assert_lt(steps, known.steps, "%d steps instead of %d", steps, known.steps);
-        cr_assert_gt(job.choice[0].drafts_confirmed, 10);
+        cr_assert_gt(job.choice[0].drafts_confirmed, 0, "%d of %d tokens, spoilt %d",
+                     job.choice[0].drafts_confirmed, count_of(&job), spoilt);
         world_close(&w);
         close_both(&known, &job);
     }
