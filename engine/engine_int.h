@@ -12,7 +12,7 @@
 
 /* The caches of the draft model; all 0: there is none. */
 struct draft_plan {
-    bool is_block;     /* it is a block of the model's own files (model_has_block) */
+    bool is_block;     /* a block of the model's own files (model_has_block) */
     int texts, places; /* texts that a replica's one has at once, tokens of each */
     int64_t text_pages, page_bytes;
     int64_t bytes; /* memory of one replica's cache */

@@ -536,6 +536,16 @@ static enum engine_pooling find_pooling(const struct engine_options *options,
     return config->pooling.other[0] ? ENGINE_POOL_NONE : own[config->pooling.how];
 }
 
+static void fill_draft_info(struct engine *e) {
+    struct engine_info *info = &e->info;
+    info->speculate = e->options.drafts;
+    if (e->draft.texts == 0) return;
+    info->draft_model = e->draft_path =
+        mem_must_strdup(e->draft.is_block ? "mtp" : e->options.draft_model);
+    info->draft_tokens = e->draft.places;
+    info->draft_bytes = (int64_t)model_weight_bytes(e->replicas[0].draft_model) + e->draft.bytes;
+}
+
 static void fill_info(struct engine *e, const struct sched_options *so) {
     const struct model_config *config = model_config(model_of(e));
     struct engine_info *info = &e->info;
@@ -548,14 +558,7 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
     info->kv_buffer = so->kv.defaults.buffer;
     info->kv_chunk = so->kv.defaults.chunk;
     info->kv_budget_max = so->kv.budget_max;
-    info->speculate = e->options.drafts;
-    if (e->draft.texts > 0) {
-        info->draft_model = e->draft_path =
-            mem_must_strdup(e->draft.is_block ? "mtp" : e->options.draft_model);
-        info->draft_tokens = e->draft.places;
-        info->draft_bytes =
-            (int64_t)model_weight_bytes(e->replicas[0].draft_model) + e->draft.bytes;
-    }
+    fill_draft_info(e);
     info->has_gates = so->kv.has_gates;
     info->gates_from = gates_from(e);
     info->trained_budget = model_gates(model_of(e))->trained_budget;

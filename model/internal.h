@@ -99,7 +99,7 @@ struct model {
     struct kern_weight *block_in;
     float *block_embed_norm, *block_hidden_norm;
     int32_t *block_order;      /* [2 rows_max] */
-    const float *block_hidden; /* of the step, host memory */
+    const float *block_hidden; /* the step's, host memory */
     int block_layer;           /* the files' number of the block's layer; 0 for a whole model */
     bool has_block;
     int rows_max, logits_max, peek_rows;

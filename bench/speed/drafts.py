@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What guessed tokens save, by kind of work: the same requests without guesses, with those found in the text, and with a draft model.
+"""Time that guessed tokens save, by kind of work: the same requests without guesses, with those found in the text, and with a draft model.
 
     drafts.py --model FILE [--draft-model FILE] [--llama-server FILE] [--json OUT] [--cases ...] [--tokens N] [--rounds N] [--at-once N]
 

@@ -65,10 +65,10 @@ struct world {
     const struct kern_ops *real;
     struct store *store;
     float *qkv, *log_beta, *out, *logits;
-    float *bcx, *mixed, *taps; /* convolutions */
+    float *bcx, *mixed, *taps;       /* convolutions */
     int32_t peeked[SCHED_PEEK_ROWS]; /* tokens of the last step's spans that peeked */
     int peeked_count;
-    struct kern *draft;        /* the draft model's backend, and logits */
+    struct kern *draft; /* the draft model's backend, and logits */
     struct kern_ops draft_ops;
     float *draft_logits;
     int draft_rows; /* rows of its steps so far */

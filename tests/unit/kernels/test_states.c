@@ -512,7 +512,7 @@ Test(states, a_state_cannot_go_back) {
     free(taps);
 }
 
-/* Of the tokens that a step has peeked at, some are left: the states go on from these. */
+/* Some of the tokens that a step has peeked at are left: the states go on from these. */
 Test(states, a_peek_changes_nothing) {
     enum { PEEKED = 5, LEFT = 2, FIRST = 7 };
     static float whole[TOKENS * CHANNELS], y[TOKENS * CHANNELS];
