@@ -63,9 +63,10 @@ int model_enter_block(struct model *model, int rows) {
                         c->rms_eps);
     kern->ops->rms_norm(kern, hidden, hidden, model->block_hidden_norm, rows, c->d_model,
                         c->rms_eps);
+    int32_t *order = model->block_order;
     for (int32_t i = 0; i < rows; i++) {
-        model->block_order[2 * i] = i;
-        model->block_order[2 * i + 1] = rows + i;
+        *order++ = i;
+        *order++ = rows + i;
     }
     kern->ops->gather_rows(kern, s->joined, s->pairs, model->block_order, 2 * rows, c->d_model);
     kern->ops->matmul(kern, s->x, s->joined, model->block_in, NULL, rows, KERN_SET);
