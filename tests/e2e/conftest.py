@@ -19,9 +19,9 @@ class Daemon:
         if not pathlib.Path(binary).exists():
             pytest.skip(f"skip: {binary} is not built")
         self.sanitized = b"__asan_init" in pathlib.Path(binary).read_bytes()
+        model = () if "--model" in flags else ("--model", str(ROOT / "bundled/keepd-nano"))
         self.process = subprocess.Popen(
-            [binary, "--model", str(ROOT / "bundled/keepd-nano"), "--port", "0",
-             "--served-model-name", "keepd-nano", *flags], stdout=subprocess.PIPE, text=True)
+            [binary, *model, "--port", "0", "--served-model-name", "keepd-nano", *flags], stdout=subprocess.PIPE, text=True)
         self.url = None
         for line in self.process.stdout:
             if "http://" in line:
