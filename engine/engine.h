@@ -355,6 +355,10 @@ int engine_tokenize(const struct engine *engine, const char *text, size_t size, 
                     bool parse_special, struct arena *arena, struct engine_ids *out,
                     struct fault *fault);
 
+/* A member of the context below, which the template does not see: true where the chat stands behind
+ * other tokens, so that bos_token is "". */
+#define ENGINE_CHAT_LATER "begins_later"
+
 /* Renders the chat template and tokenizes the result. `context` holds messages, tools,
  * chat_template_kwargs' members and add_generation_prompt; the engine adds bos_token and eos_token.
  * With continue_final_message true the text ends with that of the last message, which must not be

@@ -423,6 +423,8 @@ bool models_choose(struct exchange *ex) {
     oai_find_model(ex->body.data ? ex->body.data : "", ex->body.size, name);
     if (!name[0]) return true;
     struct served_model *model = models_find(ex->server, name);
+    if (!model && ex->route->kind->has_tags && oai_cut_tag(name))
+        model = models_find(ex->server, name);
     if (!model) return refuse_absent(ex, name);
     ex->model = model;
     return true;
@@ -512,7 +514,8 @@ bool models_busy(const struct server *server) {
     return server->models.working != NULL;
 }
 
-bool models_render(struct buf *out, const struct server *server, const char *id) {
+/* Describes the models, one row for each. The caller frees them. */
+static struct oai_listed *list_models(const struct server *server) {
     const struct models *models = &server->models;
     struct oai_listed *rows = mem_must_alloc((size_t)models->count, sizeof *rows);
     for (int i = 0; i < models->count; i++) {
@@ -528,13 +531,21 @@ bool models_render(struct buf *out, const struct server *server, const char *id)
                                 .memory_bytes = model->memory_bytes,
                                 .pinned = model->options->pinned,
                                 .waiting = model->waiting_count,
-                                .fault = model->state == SERVED_FAILED ? &model->fault : NULL};
+                                .fault = model->state == SERVED_FAILED ? &model->fault : NULL,
+                                .info = model->state == SERVED_LOADED ? model->rules.info : NULL};
     }
-    bool found = true;
-    if (id)
-        found = oai_render_model(out, rows, models->count, id, server->start_seconds);
-    else
-        oai_render_models(out, rows, models->count, server->start_seconds);
+    return rows;
+}
+
+void models_render(struct buf *out, const struct server *server, models_list_fn *write) {
+    struct oai_listed *rows = list_models(server);
+    write(out, rows, server->models.count, server->start_seconds);
+    mem_free(rows);
+}
+
+bool models_render_one(struct buf *out, const struct server *server, const char *id) {
+    struct oai_listed *rows = list_models(server);
+    bool found = oai_render_model(out, rows, server->models.count, id, server->start_seconds);
     mem_free(rows);
     return found;
 }

@@ -61,7 +61,11 @@ void models_abort(struct server *server);      /* requests that wait are refused
 bool models_idle(const struct server *server); /* engines have written what outlives them */
 bool models_busy(const struct server *server); /* a worker has a model */
 
-/* Writes GET /v1/models; `id`: of this model alone. false: there is none with this id. */
-bool models_render(struct buf *out, const struct server *server, const char *id);
+/* Writes a list of the models, such as that of GET /v1/models. */
+typedef void models_list_fn(struct buf *out, const struct oai_listed *models, int count,
+                            int64_t created);
+void models_render(struct buf *out, const struct server *server, models_list_fn *write);
+/* Writes one of them. false: there is none with this id. */
+bool models_render_one(struct buf *out, const struct server *server, const char *id);
 
 #endif

@@ -178,10 +178,18 @@ static int tokenize_mixed(struct exchange *ex, const cJSON *list, struct engine_
     return join_token_parts(&parts, ids);
 }
 
+/* Puts the request's ids in front of a rendered chat. */
+static int join_front(struct exchange *ex, struct engine_ids *ids) {
+    const struct oai_request *request = &ex->request;
+    struct engine_ids at[] = {{(int32_t *)(uintptr_t)request->front, request->front_count}, *ids};
+    return join_token_parts(&(struct parts){ex, at, 2}, ids);
+}
+
 static int render_chat(struct exchange *ex, struct engine_ids *ids, struct fault *fault) {
     const struct engine *engine = ex->model->engine;
     const struct oai_request *request = &ex->request;
     int rc = engine_render_chat(engine, request->context, request->longest, &ex->arena, ids, fault);
+    if (!rc && request->front_count) return join_front(ex, ids);
     if (rc || !request->earlier) return rc;
     return oai_continue_ids(engine, request->earlier, request->earlier_count, &ex->arena, ids);
 }
@@ -343,7 +351,7 @@ static int make_job(struct exchange *ex, int i, struct score_sums *sums) {
     request->prompt = ids.ids;
     request->prompt_count = (int32_t)ids.count;
     request->choices = ex->request.n;
-    if (ex->request.context && request->kv.retain)
+    if (ex->request.context && request->kv.retain && !ex->request.front_count)
         request->border = engine_chat_border(ex->model->engine, ex->request.context, &ids);
     if (!ex->request.seed_given) request->seed = make_seed(&ex->model->rules);
     fit_scores(ex, request, sums, ex->job_count - i - 1);
@@ -427,7 +435,7 @@ static int make_result(struct exchange *ex) {
         return rc ? rc : make_jobs(ex);
     }
     if (find_prompt(ex, 0, &ids)) return -1;
-    ex->request.kind->answer(&ex->answer.body, ex->model->engine, &ex->request, &ids);
+    ex->request.kind->answer(&ex->answer.body, &ex->model->rules, &ex->request, &ids);
     ex->answer.status = 200;
     return 0;
 }

@@ -125,15 +125,23 @@ static void get_version(struct exchange *ex) {
 }
 
 static void get_models(struct exchange *ex) {
-    (void)models_render(&ex->answer.body, ex->server, NULL);
+    models_render(&ex->answer.body, ex->server, oai_render_models);
 }
 
 static void get_model(struct exchange *ex) {
     const char *id = path_behind(ex->route, ex->path);
-    if (models_render(&ex->answer.body, ex->server, id)) return;
+    if (models_render_one(&ex->answer.body, ex->server, id)) return;
     oai_refuse(&ex->error, 404, "model_not_found", "model",
                "The model `%.128s` does not exist or you do not have access to it.", id);
     exchange_refuse(ex);
+}
+
+static void get_tags(struct exchange *ex) {
+    models_render(&ex->answer.body, ex->server, oai_render_tags);
+}
+
+static void get_loaded(struct exchange *ex) {
+    models_render(&ex->answer.body, ex->server, oai_render_loaded);
 }
 
 static void get_kv(struct exchange *ex) {
@@ -458,6 +466,9 @@ static const struct route routes[] = {
     {"/ping", ROUTE_WHOLE, "GET", get_health, NULL, true}, /* SageMaker's name */
     {"/metrics", ROUTE_WHOLE, "GET", get_metrics, NULL, false},
     {"/version", ROUTE_WHOLE, "GET", get_version, NULL, false},
+    {"/api/version", ROUTE_WHOLE, "GET", get_version, NULL, false},
+    {"/api/tags", ROUTE_WHOLE, "GET", get_tags, NULL, false},
+    {"/api/ps", ROUTE_WHOLE, "GET", get_loaded, NULL, false},
     {"/kv", ROUTE_WHOLE, "GET", get_kv, NULL, false},
 };
 

@@ -344,7 +344,7 @@ static int open_event_stream(struct exchange *ex) {
             .exchange = ex, .source = oai_choice_of(&ex->facts, i), .index = i};
     stream->events.answer = &ex->facts;
     stream->progress_sent = UINT64_MAX;
-    stream->ping = true; /* makes the first line a comment, unless there are tokens */
+    stream->ping = true; /* the stream begins with a comment, unless there are tokens */
     buf_open(&stream->events.head, HEAD_BYTES_MAX);
     buf_open(&stream->events.out, OUT_BYTES_MAX);
     buf_open(&stream->events.note, OUT_BYTES_MAX);
@@ -358,7 +358,9 @@ int stream_queue(struct exchange *ex) {
     if (!response) return MHD_NO;
     exchange_queued(ex);
     ex->stream.last_output_ns = clock_ns();
-    MHD_add_response_header(response, "Content-Type", "text/event-stream; charset=utf-8");
+    const char *type = stream_form(ex)->stream_type;
+    MHD_add_response_header(response, "Content-Type",
+                            type ? type : "text/event-stream; charset=utf-8");
     MHD_add_response_header(response, "Cache-Control", "no-cache");
     MHD_add_response_header(response, "X-Accel-Buffering", "no");
     http_add_common_headers(ex, response);

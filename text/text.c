@@ -344,7 +344,8 @@ static bool is_model_string(const struct text *text, const char *name) {
 static cJSON *with_model_strings(const struct text *text, const cJSON *context) {
     cJSON *full = cJSON_CreateObject(), *item = NULL;
     if (!full) return NULL;
-    bool ok = cJSON_AddStringToObject(full, "bos_token", text->bos) &&
+    const char *bos = cJSON_IsTrue(json_get(context, "begins_later")) ? "" : text->bos;
+    bool ok = cJSON_AddStringToObject(full, "bos_token", bos) &&
               cJSON_AddStringToObject(full, "eos_token", text->eos) && add_absent(full, context);
     cJSON_ArrayForEach(item, text->tokens) {
         if (json_get(full, item->string)) continue;
@@ -352,7 +353,8 @@ static cJSON *with_model_strings(const struct text *text, const cJSON *context) 
     }
     cJSON_ArrayForEach(item, context) {
         if (is_model_string(text, item->string) ||
-            strcmp(item->string, "continue_final_message") == 0)
+            strcmp(item->string, "continue_final_message") == 0 ||
+            strcmp(item->string, "begins_later") == 0)
             continue;
         ok = ok && cJSON_AddItemReferenceToObject(full, item->string, (cJSON *)(uintptr_t)item);
     }

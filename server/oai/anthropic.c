@@ -337,14 +337,6 @@ static int add_message(struct oai_rewrite *w, const cJSON *message, const char *
                        role);
 }
 
-/* Continues the last message if it is the assistant's and has text. */
-static int continue_last(struct oai_rewrite *w) {
-    const cJSON *content = w->open ? json_get(w->open, "content") : NULL;
-    if (!content || w->calls || !content->valuestring[strspn(content->valuestring, " \t\r\n")])
-        return 0;
-    return oai_rewrite_put(w, "continue_final_message", cJSON_CreateBool(true));
-}
-
 static int read_messages(struct oai_rewrite *w) {
     const cJSON *messages = json_get(w->body, "messages"), *message;
     char path[OAI_PATH];
@@ -363,7 +355,8 @@ static int read_messages(struct oai_rewrite *w) {
         oai_path(path, "messages[%d]", i++);
         if (add_message(w, message, path, user_follows)) return -1;
     }
-    return i ? continue_last(w) : oai_invalid(w->r, "messages", "expected at least one message");
+    return i ? oai_rewrite_continue(w)
+             : oai_invalid(w->r, "messages", "expected at least one message");
 }
 
 /* --- tools --- */

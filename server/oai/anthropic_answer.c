@@ -19,29 +19,12 @@ static void write_use(struct buf *out, const struct oai_answer *answer,
     buf_str(out, ",\"input\":");
 }
 
-/* Writes the arguments if they are an object, otherwise in Anthropic's form for invalid ones. */
-static void write_input(struct buf *out, const struct buf *text) {
-    const struct json_limits limits = {.bytes = text->size, .depth = OAI_JSON_DEPTH, .nuls = true};
-    cJSON *tree = NULL;
-    struct fault fault;
-    bool whole = text->size && !json_parse(text->data, text->size, &limits, &tree, &fault) &&
-                 cJSON_IsObject(tree);
-    if (whole) {
-        json_write_node(out, tree);
-    } else {
-        buf_str(out, "{\"INVALID_JSON\":");
-        oai_write_text(out, text);
-        buf_char(out, '}');
-    }
-    json_free(tree);
-}
-
 /* Writes a whole block. */
 static void write_block(struct buf *out, const struct oai_answer *answer,
                         const struct oai_items *items) {
     if (items->kind == OAI_ITEM_CALL) {
         write_use(out, answer, items);
-        write_input(out, &items->text);
+        oai_write_object(out, &items->text);
     } else if (items->kind == OAI_ITEM_THOUGHT) {
         buf_str(out, "{\"type\":\"thinking\",\"thinking\":");
         oai_write_text(out, &items->text);

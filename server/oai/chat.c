@@ -27,7 +27,7 @@ static const struct oai_field fields[] = {
 };
 
 /* Reads logprobs and top_logprobs: chats use a flag and a number, completions one number. */
-static int read_logprobs(struct oai_reader *r) {
+int oai_read_chat_scores(struct oai_reader *r) {
     bool wanted = false;
     int32_t top = 0;
     const cJSON *flag = json_get(r->body, "logprobs");
@@ -119,7 +119,7 @@ static int read_prediction(struct oai_reader *r) {
 
 static int parse(struct oai_reader *r) {
     return oai_read_messages(r) || oai_read_tools(r) || read_reasoning(r) || read_echo(r) ||
-                   read_logprobs(r) || oai_read_generation(r) || read_prediction(r)
+                   oai_read_chat_scores(r) || oai_read_generation(r) || read_prediction(r)
                ? -1
                : 0;
 }

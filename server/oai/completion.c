@@ -25,7 +25,7 @@ static int check_best_of(struct oai_reader *r) {
 
 /* Reads `suffix`: the answer fills the gap between prompt and suffix, if the model was trained for
  * that. */
-static int read_suffix(struct oai_reader *r) {
+int oai_read_suffix(struct oai_reader *r) {
     struct oai_request *out = r->out;
     const char *suffix = NULL;
     if (oai_get_str(r, NULL, r->body, "suffix", &suffix)) return -1;
@@ -48,7 +48,7 @@ static int parse(struct oai_reader *r) {
     r->out->parse_special = true;
     return oai_read_prompts(r) || oai_get_bool(r, NULL, r->body, "echo", &r->out->echo) ||
                    oai_get_alternatives(r, r->body, "logprobs", &r->out->logprobs) ||
-                   oai_read_generation(r) || check_best_of(r) || read_suffix(r)
+                   oai_read_generation(r) || check_best_of(r) || oai_read_suffix(r)
                ? -1
                : 0;
 }

@@ -45,12 +45,12 @@ int oai_read_pooling(struct oai_reader *r) {
 
 /* Texts of numbers are written on the loop, where nobody else is served meanwhile; base64 costs an
  * eighth of it. */
-static int check_vector_numbers(const struct oai_reader *r) {
+int oai_check_numbers(const struct oai_reader *r, const char *field) {
     const struct oai_request *out = r->out;
     const int64_t numbers = (int64_t)out->prompt_count * out->dimensions;
     const int64_t most = out->base64 ? OAI_NUMBERS_BASE64 : OAI_NUMBERS_FLOAT;
     if (numbers <= most) return 0;
-    return oai_invalid(r, "input",
+    return oai_invalid(r, field,
                        "an answer has at most %lld numbers in this encoding_format, and %d inputs "
                        "of %d dimensions have %lld; send fewer inputs at a time%s",
                        (long long)most, out->prompt_count, out->dimensions, (long long)numbers,
@@ -82,7 +82,7 @@ static int parse(struct oai_reader *r) {
     out->sampling.dimensions = out->dimensions;
     if (json_get(r->body, "truncate_prompt_tokens") && out->truncate == 0)
         return oai_invalid(r, "truncate_prompt_tokens", "expected -1 or at least 1");
-    return check_vector_numbers(r);
+    return oai_check_numbers(r, "input");
 }
 
 /* --- the answer --- */
@@ -121,7 +121,7 @@ static void write_base64(struct buf *out, const float *vector, int count) {
 }
 
 /* The job's vector stays as it is: an answer may be written twice. */
-static void write_vector(struct buf *out, const struct oai_request *request, const float *pooled) {
+void oai_write_vector(struct buf *out, const struct oai_request *request, const float *pooled) {
     const int count = request->dimensions;
     float *vector = mem_try_alloc((size_t)count, sizeof *vector);
     if (!vector) {
@@ -140,7 +140,7 @@ static void write_answer(struct buf *out, const struct oai_answer *answer) {
     buf_str(out, "{\"object\":\"list\",\"data\":[");
     for (int i = 0; i < answer->job_count; i++) {
         buf_fmt(out, "%s{\"object\":\"embedding\",\"index\":%d,\"embedding\":", i ? "," : "", i);
-        write_vector(out, answer->request, answer->jobs[i].pooled);
+        oai_write_vector(out, answer->request, answer->jobs[i].pooled);
         buf_char(out, '}');
     }
     buf_str(out, "],\"model\":");

@@ -103,6 +103,8 @@ int oai_get_ids(const struct oai_reader *r, const cJSON *node, const char *field
 
 /* Rewrites the context that was built for the generic form of tools (oai_tool_style). */
 int oai_write_tools(struct oai_reader *r);
+/* Refuses a model that is not served, by the name in `field`. */
+int oai_read_model(struct oai_reader *r, const char *field);
 /* Read prompts: `messages`, or `prompt`, which is a string, a list of ids and strings, or a list of
  * such prompts (parse.c). */
 int oai_read_messages(struct oai_reader *r);
@@ -112,6 +114,13 @@ int oai_read_texts(struct oai_reader *r, const char *name, int most);
 /* Makes the request one for vectors, if the model has them: its prompts are read and nothing is
  * generated (embeddings.c). */
 int oai_read_pooling(struct oai_reader *r);
+/* Refuses more numbers in the vectors of an answer than are written at once; `field` has the texts.
+ */
+int oai_check_numbers(const struct oai_reader *r, const char *field);
+/* Reads the text behind a gap: `suffix` (completion.c). */
+int oai_read_suffix(struct oai_reader *r);
+/* Reads a flag and a number, `logprobs` and `top_logprobs`, as chats have them (chat.c). */
+int oai_read_chat_scores(struct oai_reader *r);
 /* Reads all fields of the group GENERATION. The kind has read `echo` and `logprobs` before
  * (parse.c). */
 int oai_read_generation(struct oai_reader *r);

@@ -138,6 +138,22 @@ void oai_write_text(struct buf *out, const struct buf *text) {
     json_write_str(out, text->data ? text->data : "", text->size);
 }
 
+void oai_write_object(struct buf *out, const struct buf *text) {
+    const struct json_limits limits = {.bytes = text->size, .depth = OAI_JSON_DEPTH, .nuls = true};
+    cJSON *tree = NULL;
+    struct fault fault;
+    bool whole = text->size && !json_parse(text->data, text->size, &limits, &tree, &fault) &&
+                 cJSON_IsObject(tree);
+    if (whole) {
+        json_write_node(out, tree);
+    } else {
+        buf_str(out, "{\"INVALID_JSON\":");
+        oai_write_text(out, text);
+        buf_char(out, '}');
+    }
+    json_free(tree);
+}
+
 void oai_items_delta(struct oai_events *events, const struct oai_delta *delta) {
     oai_items_take(&events->items, delta);
     buf_inherit(&events->out, &events->items.text);

@@ -56,6 +56,9 @@ bool oai_items_write(struct buf *out, const struct oai_answer *answer,
                                    const struct oai_items *items));
 /* Writes a text of an item as a JSON string. */
 void oai_write_text(struct buf *out, const struct buf *text);
+/* Writes the arguments of a call if they are an object, otherwise in Anthropic's form for invalid
+ * ones. */
+void oai_write_object(struct buf *out, const struct buf *text);
 
 /* Adds a part of a streamed answer to the items of the events. It has the signature of a form's
  * `delta`. */

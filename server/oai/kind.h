@@ -80,7 +80,8 @@ struct oai_form {
     /* Whether a stream's last token and the reason of its end are one event, if both are known at
      * the same time. NULL: they are two events, as in OpenAI's streams. */
     bool (*joins_end)(const struct oai_request *request);
-    const char *ping; /* an event that says that a stream lives; NULL: a comment */
+    const char *stream_type; /* NULL: the media type of server-sent events */
+    const char *ping;        /* an event that says that a stream lives; NULL: a comment */
     void (*answer)(struct buf *out, const struct oai_answer *answer); /* all choices finished */
     /* Stores an answer whose choices have all finished, before its last bytes are sent. An answer
      * in the background is also stored if it failed (`error`; NULL: it did not) or was cancelled.
@@ -117,29 +118,33 @@ struct oai_kind {
     int (*parse)(struct oai_reader *reader); /* 0, or -1 with the reader's error */
     /* Exactly one is set: `answer` writes an answer from the prompt's tokens alone, `form` a
      * generated one. */
-    void (*answer)(struct buf *out, const struct engine *engine, const struct oai_request *request,
-                   const struct engine_ids *ids);
+    void (*answer)(struct buf *out, const struct oai_rules *rules,
+                   const struct oai_request *request, const struct engine_ids *ids);
     const struct oai_form *form;
     /* Returns the kind as which the body is read, if a route has several; NULL: this one. */
     const struct oai_kind *(*choose)(const cJSON *body);
     const struct oai_alias
-        *aliases; /* ended by a name of NULL; may be NULL. The first alias that fits is used */
+        *aliases;  /* ended by a name of NULL; may be NULL. The first alias that fits is used */
+    bool has_tags; /* a model's name may end with ":latest", as Ollama's do */
     /* Writes errors; NULL: in OpenAI's form. */
     void (*error)(struct buf *out, const struct oai_error *error, const char *request_id);
 };
 
 extern const struct oai_kind oai_chat, oai_completion, oai_native, oai_infill, oai_tokenize,
     oai_detokenize, oai_template, oai_responses, oai_messages, oai_count_tokens, oai_chat_count,
-    oai_invocation, oai_embeddings, oai_rerank, oai_rerank_v2, oai_score;
+    oai_invocation, oai_embeddings, oai_rerank, oai_rerank_v2, oai_score, oai_ollama_chat,
+    oai_ollama_generate, oai_ollama_embed, oai_ollama_embeddings, oai_ollama_show_kind;
 /* Gives the error's field the name that the request's client knows. */
 void oai_rename_field(const struct oai_request *request, struct oai_error *error);
 /* All rows; NULL past the end. */
 const struct oai_kind *oai_kind_at(int index);
 
 /* Writes {"input_tokens": number of tokens of the prompt}. */
-void oai_count_answer(struct buf *out, const struct engine *engine,
+void oai_count_answer(struct buf *out, const struct oai_rules *rules,
                       const struct oai_request *request, const struct engine_ids *ids);
 
+/* Writes a text's vector, shortened and normalised as the request asks (embeddings.c). */
+void oai_write_vector(struct buf *out, const struct oai_request *request, const float *pooled);
 /* ,"usage":{...} of an answer for which prompts were read and nothing was generated */
 void oai_render_read_usage(struct buf *out, const struct oai_answer *answer);
 

@@ -2,10 +2,27 @@
 #include "server/oai/kind.h"
 
 static const struct oai_kind *const kinds[] = {
-    &oai_chat,       &oai_completion,   &oai_native,     &oai_infill,
-    &oai_tokenize,   &oai_detokenize,   &oai_template,   &oai_responses,
-    &oai_messages,   &oai_count_tokens, &oai_chat_count, &oai_invocation,
-    &oai_embeddings, &oai_rerank,       &oai_rerank_v2,  &oai_score,
+    &oai_chat,
+    &oai_completion,
+    &oai_native,
+    &oai_infill,
+    &oai_tokenize,
+    &oai_detokenize,
+    &oai_template,
+    &oai_responses,
+    &oai_messages,
+    &oai_count_tokens,
+    &oai_chat_count,
+    &oai_invocation,
+    &oai_embeddings,
+    &oai_rerank,
+    &oai_rerank_v2,
+    &oai_score,
+    &oai_ollama_chat,
+    &oai_ollama_generate,
+    &oai_ollama_embed,
+    &oai_ollama_embeddings,
+    &oai_ollama_show_kind,
 };
 
 const struct oai_kind *oai_kind_at(int index) {

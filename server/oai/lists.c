@@ -12,17 +12,22 @@ static void write_str(struct buf *out, const char *s) {
 
 /* --- models --- */
 
-/* Members that Anthropic's clients read, for whom there is no route of their own. */
-static void write_anthropic(struct buf *out, int max_model_len, const char *id, int64_t created) {
+void oai_write_time(struct buf *out, int64_t seconds) {
     char text[32];
     struct tm utc;
-    time_t seconds = (time_t)created;
-    if (!gmtime_r(&seconds, &utc) || !strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc))
+    time_t time = (time_t)seconds;
+    if (!gmtime_r(&time, &utc) || !strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc))
         text[0] = '\0';
+    buf_fmt(out, "\"%s\"", text);
+}
+
+/* Members that Anthropic's clients read, for whom there is no route of their own. */
+static void write_anthropic(struct buf *out, int max_model_len, const char *id, int64_t created) {
     buf_str(out, ",\"type\":\"model\",\"display_name\":");
     write_str(out, id);
-    buf_fmt(out, ",\"created_at\":\"%s\",\"lifecycle\":\"active\",\"max_input_tokens\":%d", text,
-            max_model_len);
+    buf_str(out, ",\"created_at\":");
+    oai_write_time(out, created);
+    buf_fmt(out, ",\"lifecycle\":\"active\",\"max_input_tokens\":%d", max_model_len);
 }
 
 /* Writes the state, in the form of llama.cpp's router. */

@@ -326,7 +326,8 @@ static bool is_reserved(const char *name) {
                                         "bos_token",
                                         "eos_token",
                                         "add_generation_prompt",
-                                        "continue_final_message"};
+                                        "continue_final_message",
+                                        ENGINE_CHAT_LATER};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(name, names[i]) == 0) return true;
     return false;

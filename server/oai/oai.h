@@ -215,6 +215,8 @@ struct oai_request {
     const int32_t *earlier; /* ids of the stored response that is continued, in the arena; NULL:
                                none */
     size_t earlier_count;
+    const int32_t *front; /* ids in front of a chat, in the arena; NULL: none */
+    size_t front_count;
     const char *own_items; /* the items of a response that is to be stored (records.h); NULL: it is
                               not stored. In the arena */
     const char *repeated;  /* the members of a response that repeat the request; in the arena */
@@ -444,9 +446,18 @@ struct oai_listed {
     double progress;      /* part that is loaded, 0 to 1 */
     int64_t memory_bytes; /* taken while it is loaded; 0: not known */
     bool pinned;
-    int waiting;               /* requests that wait until it is loaded */
-    const struct fault *fault; /* NULL: it can be loaded, as far as is known */
+    int waiting;                    /* requests that wait until it is loaded */
+    const struct fault *fault;      /* NULL: it can be loaded, as far as is known */
+    const struct engine_info *info; /* NULL: it is not loaded */
 };
+/* Write /api/tags and /api/ps in Ollama's form. */
+void oai_render_tags(struct buf *out, const struct oai_listed *models, int count, int64_t created);
+void oai_render_loaded(struct buf *out, const struct oai_listed *models, int count,
+                       int64_t created);
+/* Removes Ollama's usual tag from a model's name. false: it has none. */
+bool oai_cut_tag(char *name);
+/* Writes a time as RFC 3339 has it, in quotes. */
+void oai_write_time(struct buf *out, int64_t seconds);
 void oai_render_models(struct buf *out, const struct oai_listed *models, int count,
                        int64_t created);
 /* Writes a model. false: there is none with this id. */

@@ -5,18 +5,36 @@
 #include "base/json.h"
 #include "server/oai/fields.h"
 
-static int read_model(struct oai_reader *r) {
-    const char *name = NULL;
-    if (oai_get_str(r, NULL, r->body, "model", &name)) return -1;
-    if (!name) return 0;
+bool oai_cut_tag(char *name) {
+    static const char tag[] = ":latest";
+    const size_t size = strlen(name), end = sizeof tag - 1;
+    if (size <= end || strcmp(name + size - end, tag) != 0) return false;
+    name[size - end] = '\0';
+    return true;
+}
+
+/* Returns whether `name` is a served model's, or that and Ollama's usual tag. */
+static bool is_served(const struct oai_reader *r, const char *name) {
+    char plain[OAI_NAME_BYTES];
+    snprintf(plain, sizeof plain, "%s", name);
+    const bool tagged = r->out->kind->has_tags && oai_cut_tag(plain);
     for (int i = 0; i < r->rules->name_count; i++)
-        if (strcmp(name, r->rules->names[i]) == 0) return 0;
+        if (strcmp(name, r->rules->names[i]) == 0 ||
+            (tagged && strcmp(plain, r->rules->names[i]) == 0))
+            return true;
+    return false;
+}
+
+int oai_read_model(struct oai_reader *r, const char *field) {
+    const char *name = NULL;
+    if (oai_get_str(r, NULL, r->body, field, &name)) return -1;
+    if (!name || is_served(r, name)) return 0;
     char served[256] = "";
     size_t used = 0;
     for (int i = 0; i < r->rules->name_count && used < sizeof served; i++)
         used += (size_t)snprintf(served + used, sizeof served - used, "%s`%.64s`", i ? ", " : "",
                                  r->rules->names[i]);
-    return oai_refuse(r->error, 404, "model_not_found", "model",
+    return oai_refuse(r->error, 404, "model_not_found", field,
                       "The model `%.128s` does not exist or you do not have access to it. Served "
                       "here: %s.",
                       name, served);
@@ -233,7 +251,8 @@ int oai_parse(const struct oai_kind *kind, const cJSON *body, const struct oai_r
         return oai_refuse(error, 400, NULL, NULL, "The body must be a JSON object, found %s.",
                           json_type_name(body));
     oai_preset_sampling(&r);
-    if (read_model(&r) || oai_check_fields(kind, body, rules->strict, error)) return -1;
+    if (oai_read_model(&r, "model") || oai_check_fields(kind, body, rules->strict, error))
+        return -1;
     int rc = kind->parse(&r);
     if (rc) oai_rename_field(out, error);
     return rc;

@@ -379,3 +379,10 @@ int oai_rewrite_call(struct oai_rewrite *w, const char *id, const char *name,
     cJSON *copy = arguments ? cJSON_Duplicate(arguments, true) : cJSON_CreateObject();
     return put(w, function, "arguments", copy);
 }
+
+int oai_rewrite_continue(struct oai_rewrite *w) {
+    const cJSON *content = w->open ? json_get(w->open, "content") : NULL;
+    const char *text = cJSON_IsString(content) ? content->valuestring : "";
+    if (w->calls || !text[strspn(text, " \t\r\n")]) return 0;
+    return oai_rewrite_put(w, "continue_final_message", cJSON_CreateBool(true));
+}

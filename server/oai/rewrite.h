@@ -76,6 +76,9 @@ int oai_rewrite_answer(struct oai_rewrite *w, const char *text);
 int oai_rewrite_call(struct oai_rewrite *w, const char *id, const char *name,
                      const cJSON *arguments); /* a string or an object; NULL: none */
 
+/* Lets the model continue the last message if it is the assistant's and has text. */
+int oai_rewrite_continue(struct oai_rewrite *w);
+
 /* A type of parts and the member that has its text. */
 struct oai_part_type {
     const char *type, *member;

@@ -69,10 +69,11 @@ static void write_piece(struct buf *out, const struct engine *engine, int32_t id
     buf_char(out, '}');
 }
 
-static void write_tokens(struct buf *out, const struct engine *engine,
+static void write_tokens(struct buf *out, const struct oai_rules *rules,
                          const struct oai_request *request, const struct engine_ids *ids) {
+    const struct engine *engine = rules->engine;
     buf_fmt(out, "{\"count\":%zu,\"max_model_len\":%d,\"tokens\":[", ids->count,
-            engine_info(engine)->max_model_len);
+            rules->info->max_model_len);
     for (size_t i = 0; i < ids->count; i++) {
         if (i) buf_char(out, ',');
         if (request->with_pieces)
@@ -108,24 +109,24 @@ static void write_text(struct buf *out, const struct engine *engine, const struc
 }
 
 /* Writes the text under vLLM's name and llama.cpp's. */
-static void write_detokenized(struct buf *out, const struct engine *engine,
+static void write_detokenized(struct buf *out, const struct oai_rules *rules,
                               const struct oai_request *request, const struct engine_ids *ids) {
     (void)request;
-    write_text(out, engine, ids, "prompt", "content");
+    write_text(out, rules->engine, ids, "prompt", "content");
 }
 
-void oai_count_answer(struct buf *out, const struct engine *engine,
+void oai_count_answer(struct buf *out, const struct oai_rules *rules,
                       const struct oai_request *request, const struct engine_ids *ids) {
-    (void)engine;
+    (void)rules;
     buf_fmt(out, "{\"input_tokens\":%zu", ids->count);
     oai_edits_write(out, request, ids->count);
     buf_char(out, '}');
 }
 
-static void write_rendered(struct buf *out, const struct engine *engine,
+static void write_rendered(struct buf *out, const struct oai_rules *rules,
                            const struct oai_request *request, const struct engine_ids *ids) {
     (void)request;
-    write_text(out, engine, ids, "prompt", NULL);
+    write_text(out, rules->engine, ids, "prompt", NULL);
 }
 
 /* --- the rows --- */

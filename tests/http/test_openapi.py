@@ -20,7 +20,10 @@ GOOD = {CHAT: chat_body(max_tokens=3), TEXT: {"model": MODEL, "prompt": "abc", "
         "/v1/chat/completions/input_tokens": chat_body(max_tokens=3),
         "/v1/embeddings": {"input": ["abc", "de"]}, "/v1/rerank": {"query": "a", "documents": ["b", {"text": "c"}]},
         "/v2/rerank": {"query": "a", "documents": ["b"], "return_documents": False},
-        "/v1/score": {"text_1": "a", "text_2": ["b", "c"]}}
+        "/v1/score": {"text_1": "a", "text_2": ["b", "c"]},
+        "/api/chat": {"messages": [{"role": "user", "content": "hi"}], "stream": False, "options": {"num_predict": 3}},
+        "/api/generate": {"prompt": "hi", "stream": False, "options": {"num_predict": 3}},
+        "/api/embed": {"input": ["abc", "de"]}, "/api/embeddings": {"prompt": "abc"}, "/api/show": {"model": MODEL}}
 INVOCATION = "/invocations"  # has the bodies of two others
 
 

@@ -48,7 +48,7 @@ static void open_answer(void) {
     atomic_store(&choice->finish, ENGINE_FINISH_STOP);
     request = (struct oai_request){
         .kind = &oai_chat, .n = 1, .logprobs = -1, .prompt_logprobs = -1, .split_reasoning = true};
-    rules = (struct oai_rules){.info = engine_info(engine), .think = {-1, -1}};
+    rules = (struct oai_rules){.info = engine_info(engine), .engine = engine, .think = {-1, -1}};
     answer = (struct oai_answer){.engine = engine,
                                  .rules = &rules,
                                  .request = &request,
@@ -362,16 +362,16 @@ Test(oai_render, models) {
 Test(oai_render, tokens_and_text) {
     int32_t ids[] = {'a', 258, 0xC3};
     request.return_token_strs = true;
-    oai_tokenize.answer(&out, engine, &request, &(struct engine_ids){ids, 3});
+    oai_tokenize.answer(&out, &rules, &request, &(struct engine_ids){ids, 3});
     cr_assert_str_eq(out.data, "{\"count\":3,\"max_model_len\":8192,\"tokens\":[97,258,195],"
                                "\"token_strs\":[\"a\",\"<|endoftext|>\",\"<0xC3>\"]}");
     buf_clear(&out);
     request.return_token_strs = false;
-    oai_tokenize.answer(&out, engine, &request, &(struct engine_ids){ids, 0});
+    oai_tokenize.answer(&out, &rules, &request, &(struct engine_ids){ids, 0});
     cr_assert_str_eq(out.data,
                      "{\"count\":0,\"max_model_len\":8192,\"tokens\":[],\"token_strs\":null}");
     buf_clear(&out);
-    oai_detokenize.answer(&out, engine, &request, &(struct engine_ids){ids, 2});
+    oai_detokenize.answer(&out, &rules, &request, &(struct engine_ids){ids, 2});
     cr_assert_str_eq(out.data, "{\"prompt\":\"a<|endoftext|>\",\"content\":\"a<|endoftext|>\"}");
 }
 

@@ -1,0 +1,502 @@
+/* POST /api/chat, /api/generate, /api/embed, /api/embeddings and /api/show, the requests: Ollama's
+ * forms. Its chat becomes ours; a prompt becomes a chat, or a completion if it is raw or has a gap.
+ */
+#include "server/oai/ollama.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "server/oai/rewrite.h"
+
+/* --- fields --- */
+
+/* Fields of all requests that generate. keepd's model stays loaded, and a chat that is too long is
+ * refused instead of cut. */
+#define OWN_FIELDS                                                                                 \
+    {"format", OAI_ANY}, {"keep_alive", OAI_ANY}, {"logprobs", OAI_ANY}, {"options", OAI_ANY},     \
+        {"shift", OAI_ANY}, {"think", OAI_ANY}, {"top_logprobs", OAI_ANY}, {"truncate", OAI_ANY},  \
+        {"max_tokens", OAI_NEVER}, {"stop", OAI_NEVER}, {                                          \
+        "verbose", OAI_FALSE                                                                       \
+    }
+
+static const struct oai_field chat_fields[] = {
+    {"messages", OAI_ANY},
+    {"tools", OAI_ANY},
+    OWN_FIELDS,
+    {NULL, OAI_ANY},
+};
+
+static const struct oai_field generate_fields[] = {
+    {"prompt", OAI_ANY},   {"suffix", OAI_ANY},  {"system", OAI_ANY},
+    {"template", OAI_ANY}, {"context", OAI_ANY}, {"raw", OAI_ANY},
+    {"images", OAI_ANY},   OWN_FIELDS,           {NULL, OAI_ANY},
+};
+
+/* Members of `options` that are not fields of chats. Those about memory and threads are the
+ * server's options here. */
+static const struct oai_field option_fields[] = {
+    {"num_predict", OAI_ANY},
+    {"stop", OAI_ANY},
+    {"num_ctx", OAI_ANY},
+    {"num_keep", OAI_ANY},
+    {"num_batch", OAI_ANY},
+    {"num_gpu", OAI_ANY},
+    {"main_gpu", OAI_ANY},
+    {"num_thread", OAI_ANY},
+    {"numa", OAI_ANY},
+    {"low_vram", OAI_ANY},
+    {"f16_kv", OAI_ANY},
+    {"logits_all", OAI_ANY},
+    {"vocab_only", OAI_ANY},
+    {"use_mmap", OAI_ANY},
+    {"use_mlock", OAI_ANY},
+    {"repeat_last_n", OAI_ANY},
+    {"mirostat_tau", OAI_ANY},
+    {"mirostat_eta", OAI_ANY},
+    {"tfs_z", OAI_ONE},
+    {"stream", OAI_NEVER},
+    {"penalize_newline", OAI_ANY},
+    {NULL, OAI_ANY},
+};
+
+static const struct oai_kind options = {
+    .path = "options", .groups = OAI_FIELDS_GENERATION, .fields = option_fields};
+
+static const struct oai_alias aliases[] = {
+    {"response_format.json_schema.schema", "format"},
+    {"response_format", "format"},
+    {"max_tokens", "options.num_predict"},
+    {"stop", "options.stop"},
+    {"temperature", "options.temperature"},
+    {"top_k", "options.top_k"},
+    {"top_p", "options.top_p"},
+    {"min_p", "options.min_p"},
+    {"seed", "options.seed"},
+    {"repeat_penalty", "options.repeat_penalty"},
+    {"presence_penalty", "options.presence_penalty"},
+    {"frequency_penalty", "options.frequency_penalty"},
+    {"reasoning_effort", "think"},
+    {NULL, NULL},
+};
+
+/* A request being rewritten. Calls have no ids in Ollama's messages: the results answer them in
+ * their order. */
+struct dialogue {
+    struct oai_rewrite w;
+    int calls, results;
+};
+
+/* --- options --- */
+
+/* Links an option under the name that it has in a chat. A field of the body itself comes first. */
+static int read_option(struct oai_rewrite *w, const cJSON *option) {
+    const char *name = option->string;
+    if (strcmp(name, "num_predict") == 0) {
+        if (cJSON_IsNumber(option) &&
+            option->valuedouble < 0) /* -1 and -2: as the context leaves */
+            return oai_rewrite_put(w, "max_tokens", cJSON_CreateNumber(-1));
+        return oai_rewrite_link(w, "max_tokens", option);
+    }
+    if (strcmp(name, "seed") == 0 && cJSON_IsNumber(option) && option->valuedouble < 0)
+        return 0; /* -1 is a random seed */
+    if (strcmp(name, "stop") != 0 && !oai_is_shared(&options, name)) return 0;
+    return json_get(w->chat, name) ? 0 : oai_rewrite_link(w, name, option);
+}
+
+static int read_options(struct oai_rewrite *w) {
+    const cJSON *list = json_get(w->body, "options"), *option;
+    struct oai_error *error = w->r->error;
+    char path[OAI_PATH];
+    if (!list) return 0;
+    if (!cJSON_IsObject(list)) return oai_expected(error, "options", "an object", list);
+    if (oai_check_fields(&options, list, w->r->rules->strict, error)) {
+        oai_path(path, "options.%.100s", error->param);
+        memcpy(error->param, path, sizeof error->param);
+        return -1;
+    }
+    cJSON_ArrayForEach(option, list) {
+        if (!cJSON_IsNull(option) && read_option(w, option)) return -1;
+    }
+    return 0;
+}
+
+/* Reads "json" or a schema. */
+static int read_format(struct oai_rewrite *w) {
+    const cJSON *format = json_get(w->body, "format");
+    const char *word = cJSON_IsString(format) ? format->valuestring : NULL;
+    if (!format || (word && !*word)) return 0;
+    if (word ? strcmp(word, "json") != 0 : !cJSON_IsObject(format))
+        return oai_invalid(w->r, "format", "expected \"json\" or a JSON schema");
+    cJSON *own = cJSON_CreateObject();
+    if (oai_rewrite_put(w, "response_format", own)) return -1;
+    if (!cJSON_AddStringToObject(own, "type", word ? "json_object" : "json_schema"))
+        return oai_no_memory(w->r);
+    if (word) return 0;
+    cJSON *inner = cJSON_AddObjectToObject(own, "json_schema");
+    return inner ? oai_rewrite_member(w, inner, "schema", w->body, "format") : oai_no_memory(w->r);
+}
+
+/* Reads whether the model thinks: a boolean, or how much. */
+static int read_think(struct oai_rewrite *w) {
+    const cJSON *think = json_get(w->body, "think");
+    if (!think) return 0;
+    if (cJSON_IsString(think)) return oai_rewrite_link(w, "reasoning_effort", think);
+    if (!cJSON_IsBool(think))
+        return oai_expected(w->r->error, "think", "a boolean or a string", think);
+    cJSON *own = cJSON_CreateObject();
+    if (oai_rewrite_put(w, "thinking", own)) return -1;
+    return cJSON_AddStringToObject(own, "type", cJSON_IsTrue(think) ? "enabled" : "disabled")
+               ? 0
+               : oai_no_memory(w->r);
+}
+
+/* Reads the fields that all requests have which generate. Answers are streamed unless the client
+ * says otherwise. */
+static int read_common(struct oai_rewrite *w) {
+    static const char *const scores[] = {"logprobs", "top_logprobs"};
+    if (!json_get(w->chat, "stream") && oai_rewrite_put(w, "stream", cJSON_CreateTrue())) return -1;
+    for (size_t i = 0; i < sizeof scores / sizeof *scores; i++)
+        if (oai_rewrite_link(w, scores[i], json_get(w->body, scores[i]))) return -1;
+    w->r->out->split_reasoning = true;
+    w->r->out->clamps = true;
+    return read_options(w) || read_format(w) || read_think(w) ? -1 : 0;
+}
+
+/* --- messages --- */
+
+static int refuse_images(struct oai_rewrite *w, const cJSON *object, const char *field) {
+    const cJSON *images = json_get(object, "images");
+    if (!images || (cJSON_IsArray(images) && !images->child)) return 0;
+    return oai_rewrite_refuse(w, field, "this server's models read no images");
+}
+
+/* Writes the id of a call that has none: nine letters and digits, as Mistral's templates want. */
+static const char *make_id(char id[16], int number) {
+    snprintf(id, 16, "call%05d", number);
+    return id;
+}
+
+static const char *own_text(const cJSON *object, const char *name, const char *otherwise) {
+    const cJSON *text = json_get(object, name);
+    return cJSON_IsString(text) ? text->valuestring : otherwise;
+}
+
+static int add_calls(struct dialogue *d, const cJSON *calls, const char *path) {
+    const cJSON *call;
+    const char *name;
+    char field[OAI_PATH], id[16];
+    int i = 0;
+    if (!calls) return 0;
+    if (!cJSON_IsArray(calls)) return oai_expected(d->w.r->error, path, "an array", calls);
+    cJSON_ArrayForEach(call, calls) {
+        const cJSON *function = json_get(call, "function");
+        oai_path(field, "%.100s[%d].function", path, i++);
+        if (!cJSON_IsObject(function))
+            return oai_expected(d->w.r->error, field, "an object", function);
+        if (oai_rewrite_string(&d->w, function, field, "name", &name) ||
+            oai_rewrite_call(&d->w, own_text(call, "id", make_id(id, d->calls++)), name,
+                             json_get(function, "arguments")))
+            return -1;
+    }
+    return 0;
+}
+
+static int add_result(struct dialogue *d, const cJSON *message, const char *text) {
+    const cJSON *name = json_get(message, "tool_name");
+    char id[16];
+    make_id(id, d->results++);
+    if (oai_rewrite_result(&d->w, own_text(message, "tool_call_id", id), text)) return -1;
+    if (!cJSON_IsString(name)) return 0;
+    return cJSON_AddStringToObject(d->w.messages->child->prev, "name", name->valuestring)
+               ? 0
+               : oai_no_memory(d->w.r);
+}
+
+static int add_answer(struct dialogue *d, const cJSON *message, const char *text,
+                      const char *path) {
+    const char *thought = own_text(message, "thinking", "");
+    char field[OAI_PATH];
+    d->w.open = NULL;
+    d->w.whole = true;
+    oai_path(field, "%.100s.tool_calls", path);
+    return (*thought && oai_rewrite_thought(&d->w, thought)) || oai_rewrite_answer(&d->w, text) ||
+                   add_calls(d, json_get(message, "tool_calls"), field)
+               ? -1
+               : 0;
+}
+
+static int add_message(struct dialogue *d, const cJSON *message, const char *path) {
+    struct oai_rewrite *w = &d->w;
+    const char *role, *text = "";
+    char field[OAI_PATH];
+    if (!cJSON_IsObject(message)) return oai_expected(w->r->error, path, "an object", message);
+    oai_path(field, "%s.images", path);
+    if (oai_rewrite_string(w, message, path, "role", &role) || refuse_images(w, message, field) ||
+        oai_get_str(w->r, path, message, "content", &text))
+        return -1;
+    if (strcmp(role, "assistant") == 0) return add_answer(d, message, text, path);
+    if (strcmp(role, "tool") == 0) return add_result(d, message, text);
+    if (strcmp(role, "user") == 0 || strcmp(role, "system") == 0)
+        return oai_rewrite_message(w, role, text);
+    oai_path(field, "%s.role", path);
+    return oai_invalid(w->r, field,
+                       "expected 'system', 'user', 'assistant' or 'tool', found '%.32s'", role);
+}
+
+static int read_dialogue(struct dialogue *d) {
+    const cJSON *messages = json_get(d->w.body, "messages"), *message;
+    char path[OAI_PATH];
+    int i = 0;
+    if (!cJSON_IsArray(messages))
+        return oai_expected(d->w.r->error, "messages", "an array", messages);
+    if (cJSON_GetArraySize(messages) > OAI_MESSAGES_MAX)
+        return oai_invalid(d->w.r, "messages", "expected at most %d messages, found %d",
+                           OAI_MESSAGES_MAX, cJSON_GetArraySize(messages));
+    cJSON_ArrayForEach(message, messages) {
+        oai_path(path, "messages[%d]", i++);
+        if (add_message(d, message, path)) return -1;
+    }
+    return oai_rewrite_continue(&d->w);
+}
+
+/* --- chats --- */
+
+static int parse_chat(struct oai_reader *r) {
+    struct dialogue d = {0};
+    return oai_rewrite_open(&d.w, r) || read_dialogue(&d) ||
+                   oai_rewrite_link(&d.w, "tools", json_get(d.w.body, "tools")) ||
+                   read_common(&d.w) || oai_read_messages(r) || oai_read_tools(r) ||
+                   oai_read_chat_scores(r) || oai_read_generation(r)
+               ? -1
+               : 0;
+}
+
+/* --- prompts --- */
+
+/* A text of a body, "" where there is none. */
+struct texts {
+    const char *prompt, *suffix, *system, *template;
+    bool raw;
+};
+
+static int read_texts(struct oai_rewrite *w, struct texts *texts) {
+    const struct oai_reader *r = w->r;
+    *texts = (struct texts){"", "", "", "", false};
+    if (oai_get_str(r, NULL, w->body, "prompt", &texts->prompt) ||
+        oai_get_str(r, NULL, w->body, "suffix", &texts->suffix) ||
+        oai_get_str(r, NULL, w->body, "system", &texts->system) ||
+        oai_get_str(r, NULL, w->body, "template", &texts->template) ||
+        oai_get_bool(r, NULL, w->body, "raw", &texts->raw))
+        return -1;
+    if (*texts->template) return oai_rewrite_refuse(w, "template", "a model's template is its own");
+    return refuse_images(w, w->body, "images");
+}
+
+/* Reads `context`, the ids of an earlier prompt and its answer, behind which this prompt stands. */
+static int read_earlier(struct oai_rewrite *w) {
+    struct oai_request *out = w->r->out;
+    const cJSON *context = json_get(w->body, "context");
+    if (!context) return 0;
+    if (!cJSON_IsArray(context))
+        return oai_expected(w->r->error, "context", "an array of token ids", context);
+    if (oai_get_ids(w->r, context, "context", &out->front, &out->front_count)) return -1;
+    if (!out->front_count) return 0;
+    return cJSON_AddTrueToObject(out->context, ENGINE_CHAT_LATER) ? 0 : oai_no_memory(w->r);
+}
+
+/* The prompt as the user's turn of a chat. */
+static int read_turn(struct oai_rewrite *w, const struct texts *texts) {
+    w->r->out->return_token_ids = true; /* a later request may send them as `context` */
+    if ((*texts->system && oai_rewrite_message(w, "system", texts->system)) ||
+        oai_rewrite_message(w, "user", texts->prompt) || read_common(w) ||
+        oai_read_messages(w->r) || read_earlier(w))
+        return -1;
+    w->r->out->prompt_field = "prompt";
+    return 0;
+}
+
+static int refuse_beside_raw(struct oai_rewrite *w, const struct texts *texts) {
+    const cJSON *context = json_get(w->body, "context");
+    const char *field = *texts->system ? "system" : context && context->child ? "context" : NULL;
+    if (!field) return 0;
+    return oai_invalid(w->r, field, "not together with '%s'", texts->raw ? "raw" : "suffix");
+}
+
+/* The prompt as it is. */
+static int read_plain(struct oai_rewrite *w, const struct texts *texts) {
+    w->r->out->parse_special = true;
+    if (refuse_beside_raw(w, texts) || read_common(w) ||
+        oai_rewrite_link(w, "prompt", json_get(w->body, "prompt")) ||
+        oai_rewrite_link(w, "suffix", json_get(w->body, "suffix")))
+        return -1;
+    w->r->out->split_reasoning = false;
+    return oai_read_prompts(w->r) || oai_read_suffix(w->r) ? -1 : 0;
+}
+
+static int parse_generate(struct oai_reader *r) {
+    struct oai_rewrite w;
+    struct texts texts;
+    if (oai_rewrite_open(&w, r) || read_texts(&w, &texts)) return -1;
+    const bool plain = texts.raw || *texts.suffix;
+    return (plain ? read_plain(&w, &texts) : read_turn(&w, &texts)) || oai_read_chat_scores(r) ||
+                   oai_read_generation(r)
+               ? -1
+               : 0;
+}
+
+/* --- requests without a prompt --- */
+
+/* Gives a request whose answer needs no tokens a prompt without any. */
+static int parse_nothing(struct oai_reader *r) {
+    r->out->prompts = arena_alloc(r->arena, 1, sizeof *r->out->prompts);
+    if (!r->out->prompts) return oai_no_memory(r);
+    r->out->prompts[0] = (struct oai_prompt){0};
+    r->out->prompt_count = 1;
+    return 0;
+}
+
+#define GENERATE_ROW                                                                               \
+    .groups = OAI_FIELDS_ANY | OAI_FIELDS_GENERATION, .aliases = aliases,                          \
+    .error = oai_ollama_error, .has_tags = true
+
+static const struct oai_kind load_chat = {
+    .path = "/api/chat",
+    .schema = "OllamaChatRequest",
+    .fields = chat_fields,
+    .parse = parse_nothing,
+    .answer = oai_ollama_loaded,
+    GENERATE_ROW,
+};
+
+static const struct oai_kind load_generate = {
+    .path = "/api/generate",
+    .schema = "OllamaGenerateRequest",
+    .fields = generate_fields,
+    .parse = parse_nothing,
+    .answer = oai_ollama_loaded,
+    GENERATE_ROW,
+};
+
+static bool is_empty(const cJSON *body, const char *name) {
+    const cJSON *node = json_get(body, name);
+    return !node || (cJSON_IsArray(node) && !node->child) ||
+           (cJSON_IsString(node) && !*node->valuestring);
+}
+
+/* Without a prompt a request asks that the model be loaded, which it is. */
+static const struct oai_kind *choose_chat(const cJSON *body) {
+    return is_empty(body, "messages") ? &load_chat : &oai_ollama_chat;
+}
+
+static const struct oai_kind *choose_generate(const cJSON *body) {
+    return is_empty(body, "prompt") && is_empty(body, "suffix") ? &load_generate
+                                                                : &oai_ollama_generate;
+}
+
+/* --- vectors --- */
+
+/* Reads the texts in `name`. Their ends are cut where they are too long, unless the client forbids
+ * it. */
+static int read_vectors(struct oai_reader *r, const char *name) {
+    struct oai_request *out = r->out;
+    bool cut = true;
+    out->dimensions = r->rules->info->width;
+    if (oai_read_pooling(r) || oai_read_texts(r, name, OAI_INPUTS_MAX) ||
+        oai_get_int(r, NULL, r->body, "dimensions", 1, out->dimensions, &out->dimensions) ||
+        oai_get_bool(r, NULL, r->body, "truncate", &cut))
+        return -1;
+    out->truncate = cut ? -1 : 0;
+    out->sampling.dimensions = out->dimensions;
+    return oai_check_numbers(r, name);
+}
+
+static int parse_embed(struct oai_reader *r) {
+    return read_vectors(r, "input");
+}
+
+static int parse_embeddings(struct oai_reader *r) {
+    const cJSON *prompt = json_get(r->body, "prompt");
+    if (prompt && !cJSON_IsString(prompt))
+        return oai_expected(r->error, "prompt", "a string", prompt);
+    r->out->raw_vectors = true;
+    return read_vectors(r, "prompt");
+}
+
+/* --- the rows --- */
+
+const struct oai_kind oai_ollama_chat = {
+    .path = "/api/chat",
+    .schema = "OllamaChatRequest",
+    .fields = chat_fields,
+    .parse = parse_chat,
+    .form = &oai_ollama_chat_form,
+    .choose = choose_chat,
+    GENERATE_ROW,
+};
+
+const struct oai_kind oai_ollama_generate = {
+    .path = "/api/generate",
+    .schema = "OllamaGenerateRequest",
+    .fields = generate_fields,
+    .parse = parse_generate,
+    .form = &oai_ollama_text_form,
+    .choose = choose_generate,
+    GENERATE_ROW,
+};
+
+static const struct oai_field embed_fields[] = {
+    {"input", OAI_ANY},      {"truncate", OAI_ANY}, {"dimensions", OAI_ANY},
+    {"keep_alive", OAI_ANY}, {"options", OAI_ANY},  {NULL, OAI_ANY},
+};
+
+const struct oai_kind oai_ollama_embed = {
+    .path = "/api/embed",
+    .schema = "OllamaEmbedRequest",
+    .groups = OAI_FIELDS_ANY,
+    .fields = embed_fields,
+    .parse = parse_embed,
+    .form = &oai_ollama_vectors_form,
+    .error = oai_ollama_error,
+    .has_tags = true,
+};
+
+static const struct oai_field embeddings_fields[] = {
+    {"prompt", OAI_ANY},
+    {"keep_alive", OAI_ANY},
+    {"options", OAI_ANY},
+    {NULL, OAI_ANY},
+};
+
+const struct oai_kind oai_ollama_embeddings = {
+    .path = "/api/embeddings",
+    .schema = "OllamaEmbeddingsRequest",
+    .groups = OAI_FIELDS_ANY,
+    .fields = embeddings_fields,
+    .parse = parse_embeddings,
+    .form = &oai_ollama_vector_form,
+    .error = oai_ollama_error,
+    .has_tags = true,
+};
+
+static const struct oai_field show_fields[] = {
+    {"name", OAI_ANY},
+    {"verbose", OAI_ANY},
+    {NULL, OAI_ANY},
+};
+
+/* Reads the model by its older name, too. */
+static int parse_show(struct oai_reader *r) {
+    return oai_read_model(r, "name") || parse_nothing(r) ? -1 : 0;
+}
+
+const struct oai_kind oai_ollama_show_kind = {
+    .path = "/api/show",
+    .schema = "OllamaShowRequest",
+    .groups = OAI_FIELDS_ANY,
+    .fields = show_fields,
+    .parse = parse_show,
+    .answer = oai_ollama_show,
+    .error = oai_ollama_error,
+    .has_tags = true,
+};
