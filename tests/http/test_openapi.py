@@ -129,13 +129,23 @@ def test_errors_fit(shared):
         assert r.status_code >= 400
         check("Error", r.json())
     check("MessageError", shared.post("/v1/messages", {}).json())
+    check("OllamaError", shared.post("/api/chat", {"model": "x"}).json())
+
+
+def test_lines_fit(shared):
+    for path, name in (("/api/chat", "OllamaChat"), ("/api/generate", "OllamaText")):
+        body = {**GOOD[path], "stream": True, "logprobs": True, "return_progress": True, "kv": {"report": "trace"}}
+        for line in shared.post(path, body).text.splitlines():
+            check(name, json.loads(line))
+        check(name, shared.post(path, {}).json())  # no prompt: the model is loaded
 
 
 @pytest.mark.parametrize("path", GOOD)
 def test_null_is_absent(shared, path):
     """Every field that may be left out may be null."""
     schema = SCHEMAS[request_schema(path)]
-    needed = {TEXT: {"prompt"}, "/tokenize": {"prompt"}, "/v1/responses": {"input"}}.get(path, set(schema["required"]))
+    needed = {TEXT: {"prompt"}, "/tokenize": {"prompt"}, "/v1/responses": {"input"}, "/api/chat": {"messages", "stream"},
+              "/api/generate": {"prompt", "stream"}, "/api/show": {"model"}}.get(path) or set(schema["required"])
     body = {**dict.fromkeys(schema["properties"]), **{k: GOOD[path][k] for k in needed}}
     if path in (CHAT, TEXT):
         body["max_tokens"] = 2
