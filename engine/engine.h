@@ -486,8 +486,9 @@ struct engine_request {
     int32_t judged_count;
     float temperature, top_p, min_p, repetition, presence, frequency;
     int32_t top_k;
-    uint64_t seed;               /* choice i is sampled with seed + i */
-    int32_t choices;             /* n; 0 counts as 1 */
+    float xtc_probability, xtc_threshold; /* struct kern_sample; 0 = off */
+    uint64_t seed;                        /* choice i is sampled with seed + i */
+    int32_t choices;                      /* n; 0 counts as 1 */
     int32_t top_logprobs;        /* alternatives per token, <= max_logprobs; -1 = no logprobs */
     bool prompt_logprobs;        /* score the prompt too (echo); never reuses a conversation */
     int32_t prompt_top_logprobs; /* alternatives per token of a scored prompt, 0 to max_logprobs */

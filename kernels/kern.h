@@ -717,8 +717,8 @@ struct kern_seen {
 };
 
 /* One row to sample. Order: penalties (repetition over prompt and output; presence and frequency
- * over output only) -> logit_bias -> banned, allowed -> temperature -> top_k -> top_p -> min_p;
- * then argmax(logit + Gumbel(Philox4x32-10(seed; position, token id))), ties to the lowest id.
+ * over output only) -> logit_bias -> banned, allowed -> temperature -> top_k -> top_p -> min_p ->
+ * xtc; then argmax(logit + Gumbel(Philox4x32-10(seed; position, token id))), ties to the lowest id.
  * temperature 0 is the plain argmax after penalties and bias. */
 struct kern_sample {
     const struct kern_seen *seen; /* prompt and output, each token once; read for penalties */
@@ -734,6 +734,11 @@ struct kern_sample {
     float temperature, top_p, min_p;
     float repetition, presence, frequency; /* 1, 0, 0 = off */
     int32_t top_k;                         /* 0 = off */
+    /* XTC ("exclude top choices", github.com/oobabooga/text-generation-webui, pull request 6335):
+     * with this probability all tokens are left out, except the last in order, that have at least
+     * the threshold as their part of what the cuts before have left. The draw is the noise of token
+     * KERN_XTC_NOISE at the position. */
+    float xtc_probability, xtc_threshold; /* 0 = off; above 0.5 no two tokens reach it */
     uint64_t seed;
     int32_t position;  /* position of the token being sampled */
     int32_t top_count; /* number of alternatives to report, <= KERN_TOP_MAX; -1 = no log-probability
@@ -741,7 +746,8 @@ struct kern_sample {
     int32_t forced;    /* >= 0: report this token's log-probability instead of sampling (echo) */
 };
 
-#define KERN_TOP_MAX 20
+#define KERN_TOP_MAX   20
+#define KERN_XTC_NOISE UINT32_MAX /* no vocabulary has this id */
 
 struct kern_sampled {
     int32_t token;

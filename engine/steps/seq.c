@@ -247,6 +247,8 @@ void seq_sample_params(struct sequence *seq, struct kern_sample *params) {
         .presence = request->presence,
         .frequency = request->frequency,
         .top_k = request->top_k,
+        .xtc_probability = request->xtc_probability,
+        .xtc_threshold = request->xtc_threshold,
         .seed = request->seed + (uint64_t)seq->index,
         .position = seq->token_count,
         .top_count = reported_top(request->top_logprobs),

@@ -454,6 +454,74 @@ static int truncate_candidates(struct scratch *s, const float *logit, int vocab,
     return count > 0 ? nucleus(logit, s->order, count, top, (double)p->top_p * total) : 0;
 }
 
+/* ---- XTC ---- */
+
+/* Draws whether XTC leaves tokens out at this position. */
+static bool draws_xtc(const struct kern_sample *p) {
+    if (!(p->xtc_probability > 0)) return false;
+    const uint32_t noise = cpu_philox(p->seed, (uint32_t)p->position, KERN_XTC_NOISE);
+    return ((double)noise + 0.5) * 0x1p-32 < (double)p->xtc_probability;
+}
+
+/* The tokens that the cuts have left: those of a list (NULL: all) that reach a floor. */
+struct remaining {
+    const float *logit;
+    const int32_t *ids;
+    int count;
+    float floor_logit;
+};
+
+static int32_t remaining_at(const struct remaining *r, int i) {
+    return r->ids ? r->ids[i] : i;
+}
+
+static double remaining_mass(const struct remaining *r, double top) {
+    double sum = 0;
+    if (!r->ids && r->floor_logit == -INFINITY) return exp_sum(r->logit, r->count, top);
+    for (int i = 0; i < r->count; i++) {
+        const float x = r->logit[remaining_at(r, i)];
+        if (x >= r->floor_logit) sum += exp((double)x - top);
+    }
+    return sum;
+}
+
+/* Returns the last in order of the tokens that reach the threshold; -1: none does. Impossible
+ * tokens do not count, whatever the threshold. */
+static int32_t last_choice(const struct remaining *r, double limit) {
+    int32_t last = -1;
+    for (int i = 0; i < r->count; i++) {
+        const int32_t id = remaining_at(r, i);
+        const float x = r->logit[id];
+        if (!(x > -INFINITY) || !(x >= r->floor_logit) || !((double)x >= limit)) continue;
+        if (last < 0 || before(r->logit, last, id)) last = id;
+    }
+    return last;
+}
+
+/* Makes the top choices before the last one impossible. `logit`: the logits of `remaining`, in
+ * memory that may change. Returns the token that is now the most likely. */
+static int32_t exclude_top(const struct remaining *r, float *logit, int32_t top, float threshold) {
+    const double most = logit[top];
+    const int32_t last = last_choice(r, most + log((double)threshold * remaining_mass(r, most)));
+    if (last < 0) return top;
+    for (int i = 0; i < r->count; i++) {
+        const int32_t id = remaining_at(r, i);
+        if (id != last && before(logit, id, last)) logit[id] = -INFINITY;
+    }
+    return last;
+}
+
+/* Applies XTC to what the cuts have left, `count` tokens of `ids` or all; returns the most likely
+ * token of the rest. */
+static int32_t apply_xtc(struct scratch *s, const float **logit, int vocab, const int32_t *ids,
+                         int count, int32_t top, float floor_logit, const struct kern_sample *p) {
+    if (!draws_xtc(p)) return top;
+    if (*logit != s->logit) memcpy(s->logit, *logit, (size_t)vocab * sizeof(float));
+    *logit = s->logit;
+    const struct remaining r = {*logit, ids, count, floor_logit};
+    return exclude_top(&r, s->logit, top, p->xtc_threshold);
+}
+
 static int32_t choose(const float *adjusted, int vocab, const struct kern_sample *p,
                       struct scratch *s) {
     int32_t top = argmax(adjusted, vocab);
@@ -468,9 +536,12 @@ static int32_t choose(const float *adjusted, int vocab, const struct kern_sample
     if (!isfinite(logit[top])) return top;
     /* min_p compares probabilities with the largest one: a bound on the logit. */
     float floor_logit = p->min_p > 0 ? logit[top] + logf(p->min_p) : -INFINITY;
-    if ((p->top_k <= 0 || p->top_k >= vocab) && p->top_p >= 1.0f)
+    if ((p->top_k <= 0 || p->top_k >= vocab) && p->top_p >= 1.0f) {
+        top = apply_xtc(s, &logit, vocab, NULL, vocab, top, floor_logit, p);
         return choose_from_all(logit, vocab, top, floor_logit, p);
+    }
     int count = truncate_candidates(s, logit, vocab, top, p);
+    top = apply_xtc(s, &logit, vocab, s->order, count, top, floor_logit, p);
     return choose_from(logit, s->order, count, top, floor_logit, p);
 }
 

@@ -32,6 +32,7 @@ typedef unsigned long long place_t; /* order of tokens: larger is better */
 /* One row's parameters; lists are ranges of the arrays below. */
 struct sample_row {
     float temperature, top_p, min_p, repetition, presence, frequency;
+    float xtc_probability, xtc_threshold;
     int32_t top_k, position, top_count, forced;
     int32_t seen_first, seen_count, bias_first, bias_count, banned_first, banned_count;
     int32_t allowed_first; /* word of sample_args.allowed; -1 = all tokens are allowed */
@@ -281,17 +282,49 @@ static __device__ __forceinline__ void contend(double value, int token, double &
     winner = token;
 }
 
-/* argmax of logit + Gumbel over tokens at or above the place and the logit; `top` always. */
+/* The tokens that the cuts have left: those from one place to another that reach a logit. */
+struct remaining {
+    place_t least, most;
+    float floor_logit;
+    __device__ __forceinline__ bool has(float x, place_t place) const {
+        return x >= floor_logit && place >= least && place <= most;
+    }
+};
+
+/* Leaves out the top choices, if XTC draws that: `most` becomes the place of the last token that
+ * reaches the threshold. Impossible tokens do not count, whatever the threshold. */
+static __device__ void apply_xtc(const struct view &v, const struct sample_row &r, float top,
+                                 struct remaining &left, struct sample_shared *s) {
+    if (!(r.xtc_probability > 0)) return;
+    double drawn = ((double)philox(r.seed, (uint32_t)r.position, KERN_XTC_NOISE) + 0.5) *
+                   2.3283064365386963e-10;
+    if (!(drawn < (double)r.xtc_probability)) return;
+    place_t mine = 0, first = 0; /* first: the complement of a place, so that the least wins */
+    each_token(v, [&](int i, float x) {
+        if (left.has(x, place_of(x, i))) mine += mass_of(x, top);
+    });
+    place_t total = block_total(mine, s->room);
+    double limit = (double)r.xtc_threshold * (double)total;
+    each_token(v, [&](int i, float x) {
+        place_t place = place_of(x, i);
+        if (!(x > -INFINITY) || !left.has(x, place) || !((double)mass_of(x, top) >= limit)) return;
+        if (~place > first) first = ~place;
+    });
+    first = block_most(first, s->room);
+    if (first) left.most = ~first;
+}
+
+/* argmax of logit + Gumbel over the remaining tokens; `top`, the most likely of them, always. */
 static __device__ int choose(const struct view &v, const struct sample_row &r, int top,
-                             place_t least, float floor_logit, struct sample_shared *s) {
+                             const struct remaining &left, struct sample_shared *s) {
     double lead =
         (double)view_at(v, top) + gumbel(philox(r.seed, (uint32_t)r.position, (uint32_t)top));
     double best = lead;
     int winner = top;
     each_token(v, [&](int i, float x) {
-        if (!(x >= floor_logit) || !((double)x + GUMBEL_MAX >= lead)) return;
+        if (!(x >= left.floor_logit) || !((double)x + GUMBEL_MAX >= lead)) return;
         uint32_t bits = philox(r.seed, (uint32_t)r.position, (uint32_t)i);
-        if (!can_lift(bits, best - (double)x) || place_of(x, i) < least) return;
+        if (!can_lift(bits, best - (double)x) || !left.has(x, place_of(x, i))) return;
         contend((double)x + gumbel(bits), i, best, winner);
     });
     for (int by = 16; by > 0; by /= 2) {
@@ -318,11 +351,12 @@ static __device__ int pick_token(const struct view &v, const struct sample_row &
     /* Sampling is impossible: no logit is a number, or the temperature is so low that quotients
      * overflow. */
     if (!isfinite(top_logit)) return top;
-    float floor_logit = r.min_p > 0 ? top_logit + logf(r.min_p) : -INFINITY;
-    place_t least = 0;
-    if (r.top_k > 0 && r.top_k < v.vocab) least = select_rank(v, (uint32_t)r.top_k, s);
-    if (r.top_p < 1) least = select_mass(v, least, top_logit, r.top_p, s);
-    return choose(v, r, top, least, floor_logit, s);
+    struct remaining left = {0, ~(place_t)0, r.min_p > 0 ? top_logit + logf(r.min_p) : -INFINITY};
+    if (r.top_k > 0 && r.top_k < v.vocab) left.least = select_rank(v, (uint32_t)r.top_k, s);
+    if (r.top_p < 1) left.least = select_mass(v, left.least, top_logit, r.top_p, s);
+    apply_xtc(v, r, top_logit, left, s);
+    if (left.most != ~(place_t)0) top = place_token(left.most);
+    return choose(v, r, top, left, s);
 }
 
 /* ---- Log-probabilities ---- */
@@ -456,6 +490,8 @@ static void add_row(struct lists *l, struct sample_row *r, const struct kern_sam
           p->repetition,
           p->presence,
           p->frequency,
+          p->xtc_probability,
+          p->xtc_threshold,
           p->top_k,
           p->position,
           p->top_count,

@@ -26,6 +26,7 @@ void oai_preset_sampling(struct oai_reader *r) {
         .top_k = sampling.top_k,
         .top_logprobs = -1,
         .drafts = -1,
+        .xtc_threshold = 0.1f,
         .dry = {.base = 1.75f, .allowed = 2, .last = 64},
         .kv = {.budget = -1,
                .buffer = -1,
@@ -281,6 +282,14 @@ static int read_dry(struct oai_reader *r) {
                : 0;
 }
 
+static int read_xtc(struct oai_reader *r) {
+    struct engine_request *s = &r->out->sampling;
+    return oai_get_float(r, NULL, r->body, "xtc_probability", 0, 1, &s->xtc_probability) ||
+                   oai_get_float(r, NULL, r->body, "xtc_threshold", 0, 1, &s->xtc_threshold)
+               ? -1
+               : 0;
+}
+
 /* Reads llama.cpp's list of samplers: those that it omits are off. The order is keepd's own.
  * Samplers that keepd lacks are refused by their parameters; "infill" is ignored. */
 static int read_samplers(struct oai_reader *r) {
@@ -310,6 +319,7 @@ static int read_samplers(struct oai_reader *r) {
     if (!named[3]) s->min_p = 0;
     if (!named[4] && s->temperature > 0) s->temperature = 1;
     if (!named[5]) s->dry.multiplier = 0;
+    if (!named[7]) s->xtc_probability = 0;
     return 0;
 }
 
@@ -456,10 +466,10 @@ static int read_stream(struct oai_reader *r) {
 }
 
 int oai_read_sampling(struct oai_reader *r) {
-    return read_choice_count(r) || read_numbers(r) || read_dry(r) || read_samplers(r) ||
-                   read_seed(r) || read_speculate(r) || read_think_budget(r) || read_bias(r) ||
-                   read_stop(r) || read_stop_ids(r) || read_logprobs(r) || read_max_tokens(r) ||
-                   read_shape(r) || read_stream(r)
+    return read_choice_count(r) || read_numbers(r) || read_dry(r) || read_xtc(r) ||
+                   read_samplers(r) || read_seed(r) || read_speculate(r) || read_think_budget(r) ||
+                   read_bias(r) || read_stop(r) || read_stop_ids(r) || read_logprobs(r) ||
+                   read_max_tokens(r) || read_shape(r) || read_stream(r)
                ? -1
                : 0;
 }

@@ -38,12 +38,17 @@ static struct kern_sample random_setting(uint32_t trial, int row, int vocab,
     static const float top_ps[] = {1, 0.95f, 0.5f, 0.999999f, 0};
     static const int top_ks[] = {0, 1, 3, 20, 4000};
     static const float min_ps[] = {0, 0.05f, 1};
+    static const float xtc_probabilities[] = {0, 1, 0.5f};
+    static const float xtc_thresholds[] = {0.1f, 0, 0.02f, 0.6f};
+    uint32_t x = cpu_philox(6, trial, (uint32_t)row);
     uint32_t h = cpu_philox(5, trial, (uint32_t)row);
     struct kern_sample p = {.repetition = 1, .forced = -1};
     p.temperature = temperatures[h % 6];
     p.top_p = top_ps[h / 6 % 5];
     p.top_k = top_ks[h / 30 % 5];
     p.min_p = min_ps[h / 150 % 3];
+    p.xtc_probability = xtc_probabilities[x % 3];
+    p.xtc_threshold = xtc_thresholds[x / 3 % 4];
     p.seed = trial * 0x123456789ull + (uint64_t)row;
     p.position = (int32_t)trial;
     p.top_count = (int32_t)(h / 450 % 4 == 0 ? KERN_TOP_MAX : (int)(h / 450 % 4) - 2);

@@ -148,6 +148,7 @@ UNSUPPORTED = [
     (CHAT, {"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
     (CHAT, {"tools": [{"type": "custom"}]}, "tools[0].type"),
     (CHAT, {"regex": "a(?<=b)"}, "regex"), (CHAT, {"typical_p": 0.5}, "typical_p"),
+    (CHAT, {"xtc_probability": 1.1}, "xtc_probability"), (CHAT, {"xtc_threshold": -0.1}, "xtc_threshold"),
     (CHAT, {"mirostat": 2}, "mirostat"),
     (CHAT, {"skip_special_tokens": False}, "skip_special_tokens"),
     (CHAT, message(role="user", content=[{"type": "image_url", "image_url": {"url": "x"}}]),

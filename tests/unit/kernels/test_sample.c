@@ -130,6 +130,51 @@ Test(sample, top_k_top_p_min_p_cut_the_support) {
     expect_support(logits, 5, p, 1u << 0 | 1u << 2 | 1u << 3);
 }
 
+/* Frequencies of many draws against the distribution that XTC's definition gives: with probability
+ * 0.4 the tokens .4 and .3 are left out, because .15 is the last that reaches .12. */
+Test(sample, xtc_has_its_distribution) {
+    static const double whole[] = {.4, .1, .3, .15, .05};
+    enum { DRAWS = 40000 };
+    float logits[5];
+    double chi = 0;
+    int counts[5] = {0};
+    struct kern_sample p = plain();
+    for (int i = 0; i < 5; i++) logits[i] = (float)log(whole[i]);
+    p.seed = 42;
+    p.xtc_probability = 0.4f;
+    p.xtc_threshold = 0.12f;
+    for (p.position = 0; p.position < DRAWS; p.position++) counts[run(logits, 5, &p).token]++;
+    for (int i = 0; i < 5; i++) {
+        double rest = i == 0 || i == 2 ? 0 : whole[i] / (.1 + .15 + .05);
+        double wanted = DRAWS * (0.6 * whole[i] + 0.4 * rest);
+        chi += pow(counts[i] - wanted, 2) / wanted;
+    }
+    cr_assert_lt(chi, 18.5, "chi-square %f (4 degrees, 0.1%%)", chi);
+}
+
+/* The threshold is about what the cuts before have left, and one token alone is never left out. */
+Test(sample, xtc_cuts_the_support) {
+    float logits[] = {logf(.4f), logf(.1f), logf(.3f), logf(.15f), logf(.05f)};
+    struct kern_sample p = plain();
+    p.xtc_probability = 1;
+    p.xtc_threshold = 0.12f;
+    expect_support(logits, 5, p, 1u << 3 | 1u << 1 | 1u << 4);
+    p.xtc_threshold = 0.35f;
+    expect_support(logits, 5, p, 0x1f);
+    p.top_k = 2; /* .57 and .43 */
+    expect_support(logits, 5, p, 1u << 2);
+    p.top_k = 0;
+    p.min_p = 0.7f;
+    expect_support(logits, 5, p, 1u << 2);
+    p.min_p = 0;
+    p.xtc_threshold = 0.6f;
+    expect_support(logits, 5, p, 0x1f);
+    p.xtc_threshold = 0; /* all but the least likely one */
+    expect_support(logits, 5, p, 1u << 4);
+    p.temperature = 0;
+    expect_support(logits, 5, p, 1u << 0);
+}
+
 /* Skipping noise that cannot win must not change who wins: compare with the plain definition. */
 Test(sample, equals_the_definition) {
     enum { VOCAB = 500 };
@@ -167,6 +212,20 @@ static int by_rank(const void *a, const void *b) {
     return x->id - y->id;
 }
 
+/* XTC as its definition says: sorted tokens whose probability reaches the threshold, less the last
+ * of them, are left out. Returns the first that is not. */
+static int defined_first(const struct candidate *all, int count, const struct kern_sample *p) {
+    double drawn = (cpu_philox(p->seed, (uint32_t)p->position, UINT32_MAX) + 0.5) * 0x1p-32;
+    double total = 0;
+    int reach = 0;
+    if (!(p->xtc_probability > 0) || drawn >= (double)p->xtc_probability) return 0;
+    for (int i = 0; i < count; i++) total += exp((double)all[i].logit - (double)all[0].logit);
+    for (int i = 0; i < count && all[i].logit > -INFINITY; i++)
+        if (exp((double)all[i].logit - (double)all[0].logit) / total >= (double)p->xtc_threshold)
+            reach = i + 1;
+    return reach > 0 ? reach - 1 : 0;
+}
+
 static int32_t defined_token(const float *logits, int vocab, const struct kern_sample *p) {
     struct candidate *all = malloc((size_t)vocab * sizeof *all);
     int count = vocab;
@@ -183,13 +242,15 @@ static int32_t defined_token(const float *logits, int vocab, const struct kern_s
     if (p->temperature > 0) {
         if (p->top_k > 0 && p->top_k < count) count = p->top_k;
         double total = 0, mass = 0, top = -INFINITY;
+        best = INT32_MAX;
         for (int i = 0; i < count; i++) total += exp((double)all[i].logit - (double)all[0].logit);
         for (int i = 0; p->top_p < 1 && i < count; i++) {
             mass += exp((double)all[i].logit - (double)all[0].logit);
             if (mass >= (double)p->top_p * total) count = i + 1;
         }
-        for (int i = 0; i < count; i++) {
-            if (p->min_p > 0 && all[i].logit < all[0].logit + logf(p->min_p)) continue;
+        for (int i = 0; i < count; i++)
+            if (p->min_p > 0 && all[i].logit < all[0].logit + logf(p->min_p)) count = i;
+        for (int i = defined_first(all, count, p); i < count; i++) {
             uint32_t noise = cpu_philox(p->seed, (uint32_t)p->position, (uint32_t)all[i].id);
             double value = (double)all[i].logit - log(-log(((double)noise + 0.5) * 0x1p-32));
             if (value < top || (value == top && all[i].id > best)) continue;
@@ -223,6 +284,8 @@ Test(sample, every_setting_equals_the_definition) {
     static const float top_ps[] = {1, 0.95f, 0.5f, 0.999999f, 0};
     static const int top_ks[] = {0, 1, 3, 20, 4000};
     static const float min_ps[] = {0, 0.05f, 1};
+    static const float xtc_probabilities[] = {0, 1, 0.5f};
+    static const float xtc_thresholds[] = {0.1f, 0, 0.02f, 0.6f};
     struct kern_logit_bias bias[] = {{0, 3}, {7, -2.5f}};
     int32_t banned[] = {1, 5};
     float *logits = malloc(5003 * sizeof *logits);
@@ -234,6 +297,8 @@ Test(sample, every_setting_equals_the_definition) {
         p.top_p = top_ps[pick / 5 % 5];
         p.top_k = top_ks[pick / 25 % 5];
         p.min_p = min_ps[pick / 125 % 3];
+        p.xtc_probability = xtc_probabilities[pick / 7500 % 3];
+        p.xtc_threshold = xtc_thresholds[pick / 22500 % 4];
         p.seed = trial * 0x123456789ull;
         p.position = (int32_t)trial;
         if (pick / 375 % 2) {
@@ -246,8 +311,9 @@ Test(sample, every_setting_equals_the_definition) {
         }
         fill_logits(logits, vocab, (int)(pick / 1500 % 5), trial);
         cr_assert_eq(run(logits, vocab, &p).token, defined_token(logits, vocab, &p),
-                     "trial %u vocab %d: T %g top_k %d top_p %g min_p %g", trial, vocab,
-                     (double)p.temperature, p.top_k, (double)p.top_p, (double)p.min_p);
+                     "trial %u vocab %d: T %g top_k %d top_p %g min_p %g xtc %g %g", trial, vocab,
+                     (double)p.temperature, p.top_k, (double)p.top_p, (double)p.min_p,
+                     (double)p.xtc_probability, (double)p.xtc_threshold);
     }
     free(logits);
 }

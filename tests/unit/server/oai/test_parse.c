@@ -73,6 +73,18 @@ Test(oai_parse, everything_at_once) {
     cr_assert_str_eq(c.request.session, "k");
 }
 
+Test(oai_parse, xtc) {
+    parse_ok(&oai_chat, "{" MESSAGES "}");
+    cr_assert(c.request.sampling.xtc_probability == 0 && c.request.sampling.xtc_threshold == 0.1f);
+    case_close(&c);
+    parse_ok(&oai_chat, "{" MESSAGES ",\"xtc_probability\":0.5,\"xtc_threshold\":0.25}");
+    cr_assert(c.request.sampling.xtc_probability == 0.5f);
+    cr_assert(c.request.sampling.xtc_threshold == 0.25f);
+    case_close(&c);
+    parse_ok(&oai_chat, "{" MESSAGES ",\"xtc_probability\":0.5,\"samplers\":[\"top_k\"]}");
+    cr_assert_eq(c.request.sampling.xtc_probability, 0);
+}
+
 Test(oai_parse, kv_object) {
     parse_ok(&oai_chat,
              "{" MESSAGES ",\"kv\":{\"policy\":\"global\",\"budget\":64,\"buffer\":0,\"chunk\":32,"
