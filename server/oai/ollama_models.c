@@ -1,4 +1,4 @@
-/* What Ollama's clients are told about models: /api/tags, /api/ps, /api/show, and the answers to
+/* Facts about models for Ollama's clients: /api/tags, /api/ps, /api/show, and the answers to
  * requests that only load one. */
 #include <inttypes.h>
 #include <string.h>

@@ -162,7 +162,7 @@ def test_strict(start):
 
 
 def test_formats(shared):
-    """What answers are bound to is asked of the compiler; that they are is tests/clients/test_ollama.py."""
+    """The fake engine compiles languages and does not obey them; tests/clients/test_ollama.py has a model that does."""
     schema = {"type": "object", "properties": {"age": {"type": "integer"}}}
     for form in ("json", schema, "", None):
         assert generate(shared, "x", format=form)["done"]
