@@ -212,6 +212,10 @@ const struct option config_options[] = {
     {"default-max-tokens", INT, AT(model.default_max_tokens), 0, MANY, "1024", "N", 0,
      "Maximum answer length of a chat request that sets none. 0: up to the end of the context. "
      "/v1/completions uses 16, as OpenAI does."},
+    {"repetition-count", INT, AT(model.repetition_count), 0, 1000, "0", "N", 0,
+     "An answer ends where it has said a block of 8 to 512 tokens so often, one behind the other "
+     "(finish_reason \"repetition\"). 0 or 1: however often. A request's repetition_detection goes "
+     "before it."},
     {"temperature", NUM, AT(sampling.temperature), 0, 2, NULL, "X", 0,
      "Temperature of requests that give none; 0: the likeliest token. This option and the next "
      "four take the place of the model's own settings (generation_config.json, or general.sampling "

@@ -443,6 +443,12 @@ struct engine_dry {
     int32_t breaker_count;
 };
 
+/* What is a loop, which ends an answer: engine/steps/loops.h. A block of `shortest` to `longest`
+ * tokens that stands at the end `count` times, one behind the other. */
+struct engine_loops {
+    int32_t shortest, longest, count; /* count 0: none is looked for */
+};
+
 /* A parameter of a policy, by its name in requests: a number (booleans: 0 or 1) or a word.
  * paging/policy.c lists the parameters of each policy and their ranges. */
 struct engine_kv_option {
@@ -510,6 +516,7 @@ struct engine_request {
     const struct engine_bias *bias;
     int32_t bias_count;
     struct engine_dry dry;
+    struct engine_loops loops;
     const struct engine_stop *stops;
     int32_t stop_count;
     const int32_t *stop_ids;
@@ -531,10 +538,11 @@ struct engine_request {
 
 /* Why a choice ended; the second argument is the metrics label. One list makes enum and names. */
 #define ENGINE_FINISH_MAP(X)                                                                       \
-    X(STOP, "stop")     /* a stop string or token, or the model's own end */                       \
-    X(LENGTH, "length") /* max_tokens */                                                           \
-    X(ABORT, "abort")   /* cancelled, or the engine is closing */                                  \
-    X(ERROR, "error")   /* see job->fault */
+    X(STOP, "stop")             /* a stop string or token, or the model's own end */               \
+    X(LENGTH, "length")         /* max_tokens */                                                   \
+    X(REPETITION, "repetition") /* the answer went round in circles: struct engine_loops */        \
+    X(ABORT, "abort")           /* cancelled, or the engine is closing */                          \
+    X(ERROR, "error")           /* see job->fault */
 
 enum engine_finish {
     ENGINE_RUNNING = 0, /* not finished */

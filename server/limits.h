@@ -26,6 +26,7 @@
 #define OAI_STOP_IDS_MAX       256
 #define OAI_BIAS_MAX           1024
 #define OAI_BREAKERS_MAX       32
+#define OAI_LOOP_MAX           2048 /* tokens of a block that is repeated: each token compares as many */
 #define OAI_SAMPLERS_MAX       16
 #define OAI_MEMBERS_MAX        64   /* response_fields */
 #define OAI_FILES_MAX          256  /* input_extra */

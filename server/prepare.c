@@ -348,6 +348,7 @@ static int make_job(struct exchange *ex, int i, struct score_sums *sums) {
     if (oai_fit(&ex->request, field, ids.count, &ex->model->rules, &request->max_tokens,
                 &ex->error))
         return -1;
+    oai_bound_thought(&ex->request, request);
     request->prompt = ids.ids;
     request->prompt_count = (int32_t)ids.count;
     request->choices = ex->request.n;

@@ -89,6 +89,7 @@ static void set_rules(struct served_model *model) {
     rules->engine = engine;
     rules->info = engine_info(engine);
     rules->default_max_tokens = options->default_max_tokens;
+    rules->repetition_count = options->repetition_count;
     rules->seed = options->seed;
     rules->strict = server->strict_params;
     rules->body_bytes = server->max_body_bytes;

@@ -48,6 +48,7 @@ struct server_reloadable {
 struct server_model {
     const char *names; /* separated by commas; the first is the canonical one */
     int default_max_tokens;
+    int repetition_count;         /* repetitions of a block that end an answer; 0 = any */
     int64_t seed;                 /* -1 = random */
     bool split_reasoning;         /* text between <think> tags is returned separately */
     const char *tool_call_parser; /* "auto", "none" or a tool_form's name, see oai_find_tools */

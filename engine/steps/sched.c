@@ -214,7 +214,8 @@ static int report_sequence(struct sched *sched, struct sequence *seq, struct ker
 }
 
 static bool answered(const struct sequence *seq) {
-    return seq->finish == ENGINE_FINISH_STOP || seq->finish == ENGINE_FINISH_LENGTH;
+    return seq->finish == ENGINE_FINISH_STOP || seq->finish == ENGINE_FINISH_LENGTH ||
+           seq->finish == ENGINE_FINISH_REPETITION;
 }
 
 /* Reports what choice 0 holds; its streams may become a conversation. */

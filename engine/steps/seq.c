@@ -161,6 +161,7 @@ int seq_open(struct sequence *seq, struct engine_job *job, int index, const stru
     if (!seq->tokens || alloc_ends(seq, text) != 0 ||
         (is_penalised && tally_open(&seq->tally, (int32_t)room) != 0) ||
         dry_open(&seq->dry, request, text->token_bytes, text->arg, (int32_t)room) != 0 ||
+        loops_open(&seq->loops, &request->loops, request->max_tokens) != 0 ||
         constraint_run_open(&seq->constraint, request) != 0) {
         seq_close(seq);
         return ERR_NOMEM;
@@ -180,6 +181,7 @@ void seq_close(struct sequence *seq) {
     mem_free(seq->ends);
     tally_close(&seq->tally);
     dry_close(&seq->dry);
+    loops_close(&seq->loops);
     draft_close(&seq->draft);
     *seq = (struct sequence){.slot = -1};
 }
@@ -328,6 +330,7 @@ static size_t update_finish(struct sequence *seq, const struct seq_text *text, i
     int32_t outputs = seq_output_count(seq);
     size_t safe = seq->text_size, begin = 0;
     bool may_stop = outputs >= request->min_tokens;
+    bool loops = loops_note(&seq->loops, &request->loops, seq->tokens + seq->prompt_count, outputs);
     bool is_stop_token = (!request->ignore_eos && contains(text->eos, text->eos_count, token)) ||
                          contains(request->stop_ids, request->stop_id_count, token);
     int32_t index = -1;
@@ -345,6 +348,8 @@ static size_t update_finish(struct sequence *seq, const struct seq_text *text, i
         safe = begin;
     } else if (outputs >= request->max_tokens && !seq_waits(seq)) {
         seq->finish = ENGINE_FINISH_LENGTH;
+    } else if (may_stop && loops && !seq_waits(seq)) {
+        seq->finish = ENGINE_FINISH_REPETITION;
     } else {
         safe -= seq_stop_tail(request->stops, request->stop_count, choice->text, safe);
         safe = utf8_complete(choice->text, safe);

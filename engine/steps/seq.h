@@ -12,6 +12,7 @@
 #include "engine/steps/draft.h"
 #include "engine/steps/drafter.h"
 #include "engine/steps/dry.h"
+#include "engine/steps/loops.h"
 #include "engine/steps/tally.h"
 #include "paging/due.h"
 
@@ -62,6 +63,7 @@ struct sequence {
     int32_t end_count;
     struct tally tally;              /* for penalties; closed without */
     struct dry dry;                  /* the same */
+    struct loops loops;              /* closed without a rule */
     struct drafter_text *model_text; /* the part that the draft model remembers; NULL: none */
     bool model_failed;               /* the draft model is not asked again */
     struct draft draft; /* closed: the sequence has none. What follows is that of the step: */

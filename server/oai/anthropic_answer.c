@@ -46,10 +46,10 @@ static void write_stop(struct buf *out, const struct oai_answer *answer, bool ca
     int finish = atomic_load_explicit(&choice->finish, memory_order_acquire);
     bool named = choice->stop_index >= 0 && choice->stop_index < request->stop_count;
     buf_fmt(out, "\"stop_reason\":\"%s\",\"stop_sequence\":",
-            finish == ENGINE_FINISH_LENGTH ? "max_tokens"
-            : called                       ? "tool_use"
-            : named                        ? "stop_sequence"
-                                           : "end_turn");
+            finish == ENGINE_FINISH_LENGTH || finish == ENGINE_FINISH_REPETITION ? "max_tokens"
+            : called                                                             ? "tool_use"
+            : named                                                              ? "stop_sequence"
+                                                                                 : "end_turn");
     if (named && !called)
         json_write_str(out, request->stops[choice->stop_index].text,
                        request->stops[choice->stop_index].size);

@@ -54,6 +54,7 @@ static const struct {
     {OAI_FIELDS_GENERATION, {"priority", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"prompt_logprobs", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"repetition_penalty", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"repetition_detection", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"request_id", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"return_token_ids", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"return_tokens_as_token_ids", OAI_ANY}},

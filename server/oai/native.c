@@ -157,10 +157,11 @@ static void write_settings(struct buf *out, const struct oai_answer *answer,
 static void write_end(struct buf *out, const struct engine_request *s,
                       const struct engine_choice *choice, uint32_t tokens, int32_t longest) {
     int finish = atomic_load_explicit(&choice->finish, memory_order_acquire);
-    bool limit = finish == ENGINE_FINISH_LENGTH;
+    bool length = finish == ENGINE_FINISH_LENGTH,
+         limit = length || finish == ENGINE_FINISH_REPETITION;
     const struct engine_stop *stop = choice->stop_index >= 0 ? &s->stops[choice->stop_index] : NULL;
     buf_fmt(out, ",\"truncated\":%s,\"stop_type\":\"%s\",\"stopping_word\":",
-            limit && s->prompt_count + (int32_t)tokens >= longest ? "true" : "false",
+            length && s->prompt_count + (int32_t)tokens >= longest ? "true" : "false",
             limit  ? "limit"
             : stop ? "word"
                    : "eos");

@@ -107,6 +107,7 @@ struct oai_rules {
     const char *names[OAI_NAMES_MAX]; /* served model names, the first is the real one */
     int name_count;
     int default_max_tokens; /* for chat without max_tokens; 0 = up to the context */
+    int repetition_count;   /* of loops that end answers; 0 = none */
     int64_t seed;           /* the seed of requests without one; -1 = random */
     bool strict;            /* unknown fields are refused */
     size_t body_bytes;
@@ -188,11 +189,13 @@ struct oai_request {
     bool endless;        /* max_tokens is whatever the context leaves */
     int32_t truncate; /* tokens kept of a longer prompt's end; 0 = all, -1 = what the context has */
     int32_t logprobs, prompt_logprobs; /* alternatives shown for each token; -1 = no scores */
-    bool background;                   /* the answer is stored, and the client asks for it later */
-    int32_t top;                       /* ranked documents that are returned */
-    const struct oai_text *documents;  /* [prompt_count] in the arena; NULL: not returned */
-    int32_t dimensions;                /* numbers of a vector that are kept, the first ones */
-    bool base64, raw_vectors;          /* written so; not normalised */
+    double think_share; /* the part of the answer that may be reasoning, if the request bounds it
+                           so; 0: it does not */
+    bool background;    /* the answer is stored, and the client asks for it later */
+    int32_t top;        /* ranked documents that are returned */
+    const struct oai_text *documents; /* [prompt_count] in the arena; NULL: not returned */
+    int32_t dimensions;               /* numbers of a vector that are kept, the first ones */
+    bool base64, raw_vectors;         /* written so; not normalised */
     bool stream, include_usage, continuous_usage, include_progress, echo;
     bool split_reasoning, hide_reasoning;
     bool include_stop;          /* the stop string is shown */
@@ -270,6 +273,9 @@ void oai_truncate(const struct oai_request *request, const struct oai_rules *rul
 /* Returns a blank and a sentence that tells a request of too many tokens how a text may go on; ""
  * if it already may. */
 const char *oai_overflow_hint(const struct oai_request *request, const struct oai_rules *rules);
+
+/* Bounds the reasoning of a request whose length is known, if an effort of it does. */
+void oai_bound_thought(const struct oai_request *request, struct engine_request *job);
 
 /* Checks the lengths against the context, once the prompt in `field` has become `count` tokens.
  * *max_tokens: the most tokens of the answer. */

@@ -259,6 +259,7 @@ void oai_render_prompt_text(struct buf *out, const struct oai_answer *answer, in
 
 const char *oai_finish_name(int finish, bool called) {
     if (finish == ENGINE_FINISH_LENGTH) return "length";
+    if (finish == ENGINE_FINISH_REPETITION) return "repetition"; /* vLLM's name */
     return called ? "tool_calls" : "stop";
 }
 

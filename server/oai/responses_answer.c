@@ -141,10 +141,16 @@ static void write_item(struct buf *out, const struct oai_answer *answer,
 
 /* --- responses --- */
 
-/* Returns whether the answer ended at max_output_tokens. */
+/* Returns why the answer was cut; NULL: it was not. */
+static const char *cut_reason(const struct oai_answer *answer) {
+    int finish = atomic_load_explicit(&oai_choice_of(answer, 0)->finish, memory_order_acquire);
+    return finish == ENGINE_FINISH_LENGTH       ? "max_output_tokens"
+           : finish == ENGINE_FINISH_REPETITION ? "repetition"
+                                                : NULL;
+}
+
 static bool is_cut(const struct oai_answer *answer) {
-    return atomic_load_explicit(&oai_choice_of(answer, 0)->finish, memory_order_acquire) ==
-           ENGINE_FINISH_LENGTH;
+    return cut_reason(answer) != NULL;
 }
 
 /* Returns how complete an item is at the end; only the last one can be cut. */
@@ -204,7 +210,10 @@ static void write_response(struct buf *out, const struct oai_answer *answer, enu
     json_write_str(out, answer->model, strlen(answer->model));
     write_failure(out, error);
     buf_str(out, ",\"incomplete_details\":");
-    buf_str(out, status == INCOMPLETE ? "{\"reason\":\"max_output_tokens\"}" : "null");
+    if (status == INCOMPLETE)
+        buf_fmt(out, "{\"reason\":\"%s\"}", cut_reason(answer));
+    else
+        buf_str(out, "null");
     buf_str(out, answer->request->repeated);
     buf_str(out, ",\"output\":[");
     if (ended) oai_items_write(out, answer, write_whole);

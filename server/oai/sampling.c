@@ -27,6 +27,7 @@ void oai_preset_sampling(struct oai_reader *r) {
         .top_logprobs = -1,
         .drafts = -1,
         .xtc_threshold = 0.1f,
+        .loops = {.shortest = 8, .longest = 512, .count = r->rules->repetition_count},
         .dry = {.base = 1.75f, .allowed = 2, .last = 64},
         .kv = {.budget = -1,
                .buffer = -1,
@@ -138,6 +139,30 @@ static int read_think_budget(struct oai_reader *r) {
         r->out->sampling.think_budget = budget;
     }
     return 0;
+}
+
+/* Reads an effort as a share of the answer, in OpenRouter's numbers, where no field names tokens
+ * and the template does not read the effort itself. The share becomes tokens in oai_bound_thought.
+ */
+static int read_think_share(struct oai_reader *r) {
+    static const struct {
+        const char *effort;
+        double share;
+    } shares[] = {{"minimal", 0.1}, {"low", 0.2}, {"medium", 0.5}, {"high", 0.8}, {"xhigh", 0.95}};
+    const struct engine_info *info = r->rules->info;
+    const cJSON *own = json_get(r->body, "reasoning_effort");
+    if (!own) own = json_get(json_get(r->body, "reasoning"), "effort");
+    if (!cJSON_IsString(own) || r->out->sampling.think_bounded) return 0;
+    if (info->chat_template && strstr(info->chat_template, "reasoning_effort")) return 0;
+    for (size_t i = 0; i < sizeof shares / sizeof *shares; i++)
+        if (strcmp(own->valuestring, shares[i].effort) == 0) r->out->think_share = shares[i].share;
+    return 0;
+}
+
+void oai_bound_thought(const struct oai_request *request, struct engine_request *job) {
+    if (!(request->think_share > 0) || job->think_bounded) return;
+    job->think_bounded = true;
+    job->think_budget = (int32_t)(request->think_share * (double)job->max_tokens);
 }
 
 /* Biases of a body, being read. */
@@ -288,6 +313,30 @@ static int read_xtc(struct oai_reader *r) {
                    oai_get_float(r, NULL, r->body, "xtc_threshold", 0, 1, &s->xtc_threshold)
                ? -1
                : 0;
+}
+
+/* Reads vLLM's rule for loops, which end answers. */
+static int read_loops(struct oai_reader *r) {
+    static const char name[] = "repetition_detection";
+    const cJSON *rule;
+    struct engine_loops own = {0};
+    if (oai_get_object(r, name, &rule)) return -1;
+    if (!rule) return 0;
+    if (oai_get_int(r, name, rule, "max_pattern_size", 0, OAI_LOOP_MAX, &own.longest) ||
+        oai_get_int(r, name, rule, "min_pattern_size", 0, OAI_LOOP_MAX, &own.shortest) ||
+        oai_get_int(r, name, rule, "min_count", 0, INT32_MAX, &own.count))
+        return -1;
+    if (own.shortest == 0) own.shortest = 1;
+    if (own.longest == 0) own = (struct engine_loops){0};
+    if (own.shortest > own.longest)
+        return oai_invalid(r, "repetition_detection.min_pattern_size",
+                           "expected at most max_pattern_size (%d), found %d", own.longest,
+                           own.shortest);
+    if (own.longest && own.count < 2)
+        return oai_invalid(r, "repetition_detection.min_count", "expected at least 2, found %d",
+                           own.count);
+    r->out->sampling.loops = own;
+    return 0;
 }
 
 /* Reads llama.cpp's list of samplers: those that it omits are off. The order is keepd's own.
@@ -466,10 +515,10 @@ static int read_stream(struct oai_reader *r) {
 }
 
 int oai_read_sampling(struct oai_reader *r) {
-    return read_choice_count(r) || read_numbers(r) || read_dry(r) || read_xtc(r) ||
+    return read_choice_count(r) || read_numbers(r) || read_dry(r) || read_xtc(r) || read_loops(r) ||
                    read_samplers(r) || read_seed(r) || read_speculate(r) || read_think_budget(r) ||
-                   read_bias(r) || read_stop(r) || read_stop_ids(r) || read_logprobs(r) ||
-                   read_max_tokens(r) || read_shape(r) || read_stream(r)
+                   read_think_share(r) || read_bias(r) || read_stop(r) || read_stop_ids(r) ||
+                   read_logprobs(r) || read_max_tokens(r) || read_shape(r) || read_stream(r)
                ? -1
                : 0;
 }

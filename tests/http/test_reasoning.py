@@ -59,6 +59,18 @@ def test_split(thinker, text, reasoning, content):
     assert streamed(thinker, body) == (reasoning or "", content or "", answer["usage"]["completion_tokens"])
 
 
+def test_an_effort_is_a_share_of_the_answer(start, fake):
+    """The template does not read the effort; a field that names tokens goes first."""
+    daemon = start(env={"KEEPD_FAKE_THINK": "1"})
+
+    def thought(**fields):
+        message = daemon.chat("\1" + "x" * 80 + "\2said", temperature=0, max_tokens=40, **fields).json()["choices"][0]["message"]
+        return len(message["reasoning"])
+    assert [thought(reasoning_effort=e) for e in ("minimal", "low", "medium", "high")] == [4, 8, 20, 32]
+    assert thought(reasoning={"effort": "low"}) == 8 and thought(reasoning_effort="low", max_thinking_tokens=3) == 3
+    assert thought() == thought(reasoning_effort="max") > 32
+
+
 @pytest.mark.parametrize("budget", [{"thinking_token_budget": 3}, {"max_thinking_tokens": 3}, {"reasoning": {"max_tokens": 3}},
                                     {"thinking": {"type": "enabled", "budget_tokens": 3}}], ids=lambda b: next(iter(b)))
 def test_a_budget_ends_it(thinker, budget):
