@@ -443,7 +443,7 @@ struct engine_dry {
     int32_t breaker_count;
 };
 
-/* What is a loop, which ends an answer: engine/steps/loops.h. A block of `shortest` to `longest`
+/* A loop, which ends an answer: engine/steps/loops.h. A block of `shortest` to `longest`
  * tokens that stands at the end `count` times, one behind the other. */
 struct engine_loops {
     int32_t shortest, longest, count; /* count 0: none is looked for */

@@ -107,7 +107,7 @@ struct oai_rules {
     const char *names[OAI_NAMES_MAX]; /* served model names, the first is the real one */
     int name_count;
     int default_max_tokens; /* for chat without max_tokens; 0 = up to the context */
-    int repetition_count;   /* of loops that end answers; 0 = none */
+    int repetition_count;   /* repetitions that end an answer; 0 = none */
     int64_t seed;           /* the seed of requests without one; -1 = random */
     bool strict;            /* unknown fields are refused */
     size_t body_bytes;
