@@ -177,50 +177,53 @@ static const char *make_id(char id[16], int number) {
     return id;
 }
 
-static const char *own_text(const cJSON *object, const char *name, const char *otherwise) {
-    const cJSON *text = json_get(object, name);
-    return cJSON_IsString(text) ? text->valuestring : otherwise;
-}
-
 static int add_calls(struct dialogue *d, const cJSON *calls, const char *path) {
     const cJSON *call;
     const char *name;
-    char field[OAI_PATH], id[16];
+    char field[OAI_PATH], place[OAI_PATH], made[16];
     int i = 0;
     if (!calls) return 0;
     if (!cJSON_IsArray(calls)) return oai_expected(d->w.r->error, path, "an array", calls);
     cJSON_ArrayForEach(call, calls) {
         const cJSON *function = json_get(call, "function");
-        oai_path(field, "%.100s[%d].function", path, i++);
+        const char *id = make_id(made, d->calls++);
+        oai_path(place, "%.90s[%d]", path, i++);
+        oai_path(field, "%.110s.function", place);
         if (!cJSON_IsObject(function))
             return oai_expected(d->w.r->error, field, "an object", function);
-        if (oai_rewrite_string(&d->w, function, field, "name", &name) ||
-            oai_rewrite_call(&d->w, own_text(call, "id", make_id(id, d->calls++)), name,
-                             json_get(function, "arguments")))
+        if (oai_get_str(d->w.r, place, call, "id", &id) ||
+            oai_rewrite_string(&d->w, function, field, "name", &name) ||
+            oai_rewrite_call(&d->w, id, name, json_get(function, "arguments")))
             return -1;
     }
     return 0;
 }
 
-static int add_result(struct dialogue *d, const cJSON *message, const char *text) {
-    const cJSON *name = json_get(message, "tool_name");
-    char id[16];
-    make_id(id, d->results++);
-    if (oai_rewrite_result(&d->w, own_text(message, "tool_call_id", id), text)) return -1;
-    if (!cJSON_IsString(name)) return 0;
-    return cJSON_AddStringToObject(d->w.messages->child->prev, "name", name->valuestring)
+static int add_result(struct dialogue *d, const cJSON *message, const char *text,
+                      const char *path) {
+    const char *name = NULL;
+    char made[16];
+    const char *id = make_id(made, d->results++);
+    if (oai_get_str(d->w.r, path, message, "tool_name", &name) ||
+        oai_get_str(d->w.r, path, message, "tool_call_id", &id) ||
+        oai_rewrite_result(&d->w, id, text))
+        return -1;
+    if (!name) return 0;
+    return cJSON_AddStringToObject(d->w.messages->child->prev, "name", name)
                ? 0
                : oai_no_memory(d->w.r);
 }
 
 static int add_answer(struct dialogue *d, const cJSON *message, const char *text,
                       const char *path) {
-    const char *thought = own_text(message, "thinking", "");
+    const char *thought = "";
     char field[OAI_PATH];
     d->w.open = NULL;
     d->w.whole = true;
     oai_path(field, "%.100s.tool_calls", path);
-    return (*thought && oai_rewrite_thought(&d->w, thought)) || oai_rewrite_answer(&d->w, text) ||
+    return oai_get_str(d->w.r, path, message, "thinking", &thought) ||
+                   (*thought && oai_rewrite_thought(&d->w, thought)) ||
+                   oai_rewrite_answer(&d->w, text) ||
                    add_calls(d, json_get(message, "tool_calls"), field)
                ? -1
                : 0;
@@ -236,7 +239,7 @@ static int add_message(struct dialogue *d, const cJSON *message, const char *pat
         oai_get_str(w->r, path, message, "content", &text))
         return -1;
     if (strcmp(role, "assistant") == 0) return add_answer(d, message, text, path);
-    if (strcmp(role, "tool") == 0) return add_result(d, message, text);
+    if (strcmp(role, "tool") == 0) return add_result(d, message, text, path);
     if (strcmp(role, "user") == 0 || strcmp(role, "system") == 0)
         return oai_rewrite_message(w, role, text);
     oai_path(field, "%s.role", path);

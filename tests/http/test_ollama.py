@@ -178,6 +178,11 @@ def test_fields_of_other_apis_are_named(shared):
     refused(shared, CHAT, "think", messages=[{"role": "user", "content": "x"}], think=3)
     refused(shared, CHAT, "messages[0].role", messages=[{"role": "critic", "content": "x"}])
     refused(shared, CHAT, "messages", messages="x")
+    for role, field, value in (("assistant", "thinking", 1), ("tool", "tool_name", 1), ("tool", "tool_call_id", []),
+                               ("assistant", "tool_calls", 1), ("user", "content", [])):
+        refused(shared, CHAT, f"messages[0].{field}", messages=[{"role": role, "content": "x", field: value}])
+    refused(shared, CHAT, "messages[0].tool_calls[0].id",
+            messages=[{"role": "assistant", "tool_calls": [{"id": 1, "function": {"name": "a"}}]}])
     refused(shared, CHAT, "options", messages=[{"role": "user", "content": "x"}], options=[])
 
 
