@@ -61,7 +61,7 @@ def test_a_stream_is_the_whole_answer_in_lines(shared, fake):
     assert set(last) == set(whole) and last["eval_count"] == whole["eval_count"]
 
 
-def test_a_silent_stream_has_blanks_before_its_lines(start):
+def test_a_silent_stream_has_blanks_before_its_lines(start, fake):
     daemon = start(env={"KEEPD_FAKE_PREFILL_STEPS": "30", "KEEPD_FAKE_STEP_US": "20000"}, first=50, ping=100)
     text = requests.post(daemon.url + CHAT, json={"messages": [{"role": "user", "content": "hi"}]}, timeout=60).text
     assert text.startswith(" ") and not text.startswith(" \n") and all(json.loads(line) for line in text.split("\n")[:-1])
