@@ -27,7 +27,8 @@ enum {
     ROWS_MANY = 640,
     JOBS_MAX = 100,
     PROMPT_MAX = 500,
-    WAITS_MAX = 4096
+    WAITS_MAX = 4096,
+    CHECK_EACH = 16 /* sim_fair and sim_sched check the cache after each step */
 };
 
 /* The questions of a client. */
@@ -78,7 +79,6 @@ static void ask(struct world *w, struct client *c, int i) {
     *job = (struct engine_job){.request = {.prompt = c->prompts[i],
                                            .prompt_count = count,
                                            .max_tokens = tenant->tokens,
-                                           .temperature = 1,
                                            .top_p = 1,
                                            .repetition = 1,
                                            .seed = seed,
@@ -238,7 +238,8 @@ static void run(const struct tenant *tenants, int count, uint64_t steps, uint64_
                                           .pages = (int64_t)WORLD_STREAMS * 40 * PLACES,
                                           .sequences = PLACES,
                                           .conversations = 24,
-                                          .rows = ROWS};
+                                          .rows = ROWS,
+                                          .check_each = CHECK_EACH};
     run_with(&options, tenants, count, steps, with_seed, work);
 }
 
@@ -274,6 +275,7 @@ static void expect_first_tokens_soon(uint64_t with_seed) {
                                           .pages = (int64_t)WORLD_STREAMS * 40 * PLACES_MANY,
                                           .sequences = PLACES_MANY,
                                           .rows = ROWS_MANY,
+                                          .check_each = CHECK_EACH,
                                           .step_stretch = 200};
     int64_t work[3];
     for (int g = 0; g < 2; g++) {

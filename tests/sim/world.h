@@ -32,6 +32,8 @@ struct world_options {
     int row_entries;  /* see struct sched_options; 0 = KV_ROW_ENTRIES; 1: evictions cost much */
     int clients;      /* clients that the queue distinguishes; 0 = 32 */
     int step_stretch; /* see struct sched_options; steps then take the time of world_step_ns */
+    int check_each;   /* steps between two checks of the whole cache, which take as long as a step
+                         of many sequences; 0 = 1 */
     int sliding_window; /* The window of every second layer, from the first on; 0: none. */
     int states;         /* recurrent states beside the layers' entries */
     /* A draft model, which is the same model over a cache of its own. */
@@ -77,6 +79,7 @@ struct world {
     atomic_int places, pending; /* counters of the engine */
     int64_t now_ns;             /* the time of saving; 0: the clock's */
     int64_t spent_ns;           /* the time that all steps have taken, see world_step_ns */
+    int unchecked;              /* steps since the check of the whole cache */
     /* results of the last step */
     struct kern_span spans[64];
     int span_count, rows, want_count;
@@ -92,8 +95,9 @@ void world_close(struct world *world);
 /* Takes a queue place and submits; the job's arrays are allocated here. */
 int world_submit(struct world *world, struct engine_job *job);
 
-/* One step, then the invariants: the cache's own check, pages used <= reserved + retained <= pool,
- * no preemption unless a failure is planned. Returns whether the device failed. */
+/* One step, then the invariants: the cache's own check (see check_each), pages used <= reserved +
+ * retained <= pool, no preemption unless a failure is planned. Returns whether the device failed.
+ */
 bool world_step(struct world *world);
 void world_check(const struct world *world);
 
