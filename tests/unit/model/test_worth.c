@@ -17,8 +17,9 @@
 #include "model/internal.h"
 #include "model/worth.h"
 
-#define TOKENS  (WORTH_ROWS + 2 * WORTH_WINDOW) /* two steps */
-#define ENTRIES 40
+#define TOKENS    (WORTH_ROWS + 2 * WORTH_WINDOW) /* two steps */
+#define ENTRIES   40
+#define WIDTH_MAX 64 /* of the models, and of their values */
 
 struct opened {
     struct kern *kern;
@@ -139,16 +140,15 @@ static void forget(struct seen *s) {
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) close_rows(&s->model->config, all[i]);
 }
 
-/* The columns of a matrix, by its products with unit vectors: [rows][cols]. */
-static double *whole_matrix(const struct seen *s, const struct kern_weight *w) {
+/* The columns of a matrix, by its products with unit vectors: [cols][rows]. */
+static double *columns_of(const struct seen *s, const struct kern_weight *w) {
     const size_t rows = (size_t)w->rows, cols = (size_t)w->cols;
     float *units = mem_must_alloc(cols * cols, sizeof *units);
     float *products = mem_must_alloc(cols * rows, sizeof *products);
     double *out = mem_must_alloc(rows * cols, sizeof *out);
     for (size_t i = 0; i < cols; i++) units[i * cols + i] = 1;
     s->model->kern->ops->matmul(s->model->kern, products, units, w, NULL, (int)cols, KERN_SET);
-    for (size_t r = 0; r < rows; r++)
-        for (size_t i = 0; i < cols; i++) out[r * cols + i] = (double)products[i * rows + r];
+    for (size_t i = 0; i < rows * cols; i++) out[i] = (double)products[i];
     mem_free(units);
     mem_free(products);
     return out;
@@ -159,6 +159,7 @@ struct attended {
     int head, dim;          /* dim: numbers of a value */
     double *e, *sum;        /* [TOKENS][TOKENS] exponentials, [TOKENS] their sums */
     double *values, *means; /* [TOKENS][dim] */
+    double *gates;          /* [TOKENS][dim] factors of the outputs; 1 where the model has none */
 };
 
 /* The layer whose entries a layer attends to. */
@@ -186,15 +187,14 @@ static const float *key_at(const struct seen *s, int layer, int t, int head) {
 static void find_values(const struct seen *s, int layer, struct attended *at) {
     const struct model_config *c = &s->model->config;
     const struct kern_weight *up = c->latent.rank ? s->model->layers[layer].up_v[at->head] : NULL;
-    double *w = up ? whole_matrix(s, up) : NULL;
+    double *w = up ? columns_of(s, up) : NULL;
     for (int t = 0; t < TOKENS; t++) {
         const float *key = key_at(s, layer, t, at->head);
         const float *value = key + kv_width(c, layer);
         for (int d = 0; d < at->dim; d++) {
             double *to = &at->values[t * at->dim + d];
             *to = up ? 0 : (double)value[d];
-            for (int j = 0; j < c->latent.rank; j++)
-                *to += w[d * c->latent.rank + j] * (double)key[j];
+            for (int j = 0; j < c->latent.rank; j++) *to += w[j * at->dim + d] * (double)key[j];
         }
     }
     mem_free(w);
@@ -224,33 +224,33 @@ static void attend(const struct seen *s, int layer, struct attended *at) {
     }
 }
 
-static double gate_at(const struct seen *s, int layer, int t, int head, int d) {
+static void find_gates(const struct seen *s, int layer, struct attended *at) {
     const struct model_config *c = &s->model->config;
-    if (!s->model->layers[layer].attn_gate) return 1;
-    const int at = t * q_width(c, layer) + head * c->per_layer[layer].head_dim + d;
-    return 1 / (1 + exp(-(double)s->gates[layer][at]));
+    const int from = at->head * c->per_layer[layer].head_dim;
+    for (int t = 0; t < TOKENS; t++) {
+        const float *gates = s->gates[layer] + t * q_width(c, layer) + from;
+        for (int d = 0; d < at->dim; d++)
+            at->gates[t * at->dim + d] =
+                s->model->layers[layer].attn_gate ? 1 / (1 + exp(-(double)gates[d])) : 1;
+    }
 }
 
 /* The squared norm of the change of what the head adds at t, without entry i. */
-static double change_without(const struct seen *s, int layer, const struct attended *at,
-                             const double *w, int t, int i) {
+static double change_without(const struct seen *s, const struct attended *at, const double *w,
+                             int t, int i) {
     const struct model_config *c = &s->model->config;
     const double e = at->e[(size_t)t * TOKENS + (size_t)i], sum = at->sum[t];
-    const int width = c->heads_q * at->dim;
     const double least = fmin(1, (1 - e / sum) / 0.01); /* KERN_WORTH_REST */
-    double moved[64], change = 0;
+    double outputs[WIDTH_MAX] = {0}, change = 0;
     if (e == 0) return 0;
     for (int d = 0; d < at->dim; d++) {
         const double mean = at->means[t * at->dim + d], value = at->values[i * at->dim + d];
         const double without = (mean * sum - e * value) / (sum - e);
-        moved[d] = gate_at(s, layer, t, at->head, d) * (without - mean) * least;
+        const double moved = at->gates[t * at->dim + d] * (without - mean) * least;
+        const double *column = w + (at->head * at->dim + d) * c->d_model;
+        for (int r = 0; r < c->d_model; r++) outputs[r] += column[r] * moved;
     }
-    for (int r = 0; r < c->d_model; r++) {
-        double number = 0;
-        for (int d = 0; d < at->dim; d++)
-            number += w[r * width + at->head * at->dim + d] * moved[d];
-        change += number * number;
-    }
+    for (int r = 0; r < c->d_model; r++) change += outputs[r] * outputs[r];
     return change;
 }
 
@@ -262,7 +262,7 @@ static void add_changes(const struct seen *s, const struct worth_text *text, int
     for (int i = 0; i < text->entries; i++)
         for (int t = (text->at[i] / WORTH_WINDOW + 1) * WORTH_WINDOW; t < TOKENS; t++)
             worths[(t / WORTH_WINDOW * heads_kv + kv) * text->entries + i] +=
-                change_without(s, layer, at, w, t, text->at[i]) * factors[t];
+                change_without(s, at, w, t, text->at[i]) * factors[t];
 }
 
 /* The output of attention before its norm: W (g o) + b of all heads. */
@@ -274,7 +274,7 @@ static void find_output(const struct seen *s, int layer, const struct attended *
     for (int r = 0; r < c->d_model; r++) {
         y[r] = bias ? (double)bias[r] : 0;
         for (int j = 0; j < width; j++)
-            y[r] += w[r * width + j] * gate_at(s, layer, t, j / dim, j % dim) *
+            y[r] += w[j * c->d_model + r] * heads[j / dim].gates[t * dim + j % dim] *
                     heads[j / dim].means[t * dim + j % dim];
     }
 }
@@ -309,17 +309,19 @@ static void add_expected(const struct seen *s, const struct worth_text *text, in
                          double *worths) {
     const struct model_config *c = &s->model->config;
     const size_t dim = (size_t)values_of(c, layer), heads = (size_t)c->heads_q;
-    double *w = whole_matrix(s, s->model->layers[layer].o), factors[TOKENS];
+    double *w = columns_of(s, s->model->layers[layer].o), factors[TOKENS];
     struct attended *at = mem_must_alloc(heads, sizeof *at);
-    cr_assert(dim <= 64);
+    cr_assert(c->d_model <= WIDTH_MAX);
     for (size_t h = 0; h < heads; h++) {
         at[h] = (struct attended){.head = (int)h,
                                   .dim = (int)dim,
                                   .e = mem_must_alloc((size_t)TOKENS * TOKENS, sizeof(double)),
                                   .sum = mem_must_alloc(TOKENS, sizeof(double)),
                                   .values = mem_must_alloc(TOKENS * dim, sizeof(double)),
-                                  .means = mem_must_alloc(TOKENS * dim, sizeof(double))};
+                                  .means = mem_must_alloc(TOKENS * dim, sizeof(double)),
+                                  .gates = mem_must_alloc(TOKENS * dim, sizeof(double))};
         attend(s, layer, &at[h]);
+        find_gates(s, layer, &at[h]);
     }
     find_factors(s, layer, at, w, factors);
     for (size_t h = 0; h < heads; h++) {
@@ -328,6 +330,7 @@ static void add_expected(const struct seen *s, const struct worth_text *text, in
         mem_free(at[h].sum);
         mem_free(at[h].values);
         mem_free(at[h].means);
+        mem_free(at[h].gates);
     }
     mem_free(at);
     mem_free(w);
