@@ -65,6 +65,8 @@ CASES = {
     "CHOICES_LISTED_MAX": ("guided_choice", lambda n: chat(guided_choice=[str(i) for i in range(n)])),
     "KEY_BYTES": ("cache_salt", lambda n: chat(cache_salt="x" * n)),
     "TEMPERATURE_MAX": ("temperature", lambda n: chat(temperature=n)),
+    "LOOP_MAX": ("repetition_detection.max_pattern_size",
+                 lambda n: chat(repetition_detection={"max_pattern_size": n, "min_count": 2})),
     "REPETITION_MAX": ("repetition_penalty", lambda n: chat(repetition_penalty=n)),
     "JSON_DEPTH": (None, lambda n: chat(user=None, metadata=json.loads("[" * (n - 1) + "]" * (n - 1)))),
     "JSON_VALUES": (None, values),

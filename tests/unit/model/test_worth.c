@@ -19,7 +19,7 @@
 
 #define TOKENS    (WORTH_ROWS + 2 * WORTH_WINDOW) /* two steps */
 #define ENTRIES   40
-#define WIDTH_MAX 64 /* of the models, and of their values */
+#define WIDTH_MAX 64 /* for the models and their values */
 
 struct opened {
     struct kern *kern;
