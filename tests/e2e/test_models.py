@@ -1,12 +1,14 @@
 """One daemon, three models, memory for two: clients at random lose nothing, answers are those of each model alone, and
 the memory that the operator gave is held. MODELS_SECONDS: how long (20). KEEPD_MODELS="NAME=PATH ...", MODELS_MEMORY:
-other models than the bundled one under three names, and their memory."""
+other models than the bundled one under three names, and their memory; MODELS_POOL: the cache of each; MODELS_FLAGS: more
+options."""
 import collections
 import concurrent.futures
 import os
 import pathlib
 import random
 import subprocess
+import sys
 import threading
 import time
 
@@ -18,6 +20,7 @@ NANO = ROOT / "bundled/keepd-nano"
 SECONDS = float(os.environ.get("MODELS_SECONDS", 20))
 MODELS = dict(m.split("=", 1) for m in os.environ.get("KEEPD_MODELS", "").split()) or {n: NANO for n in ("x", "y", "z")}
 MEMORY = int(os.environ.get("MODELS_MEMORY", 200 << 20))
+FLAGS = os.environ.get("MODELS_FLAGS", "").split()
 POOL = os.environ.get("MODELS_POOL", "48M")
 BASE = 128 << 20  # the process without models
 TOPICS = ("the garage", "Lisbon", "a list of fruits", "the weather", "two ships", "a proof", "the moon", "a recipe")
@@ -29,7 +32,7 @@ class Set:
         self.process = subprocess.Popen(
             [BINARY, *flags, "--port", "0", "--models-memory", str(MEMORY), "--kv-pool-bytes", POOL, "--kv-policy", "streaming", "--kv-budget", "512",
              "--model-residence", "1", "--model-loads", "120", "--state-dir", str(folder / "state"), "--state-idle", "1",
-             "--max-num-batched-tokens", "512", "--max-num-seqs", "16", "--threads", "2"],
+             "--max-num-batched-tokens", "512", "--max-num-seqs", "16", "--threads", "2", *FLAGS],
             stdout=subprocess.PIPE, stderr=open(folder / "log", "w"), text=True)
         line = self.process.stdout.readline()
         assert "3 models" in line, (folder / "log").read_text()
@@ -49,6 +52,21 @@ class Set:
     def resident(self):
         fields = dict(line.split(":", 1) for line in open(f"/proc/{self.process.pid}/status"))
         return int(fields["RssAnon"].split()[0]) << 10
+
+
+def test_questions_to_own_texts():
+    """The example of docs/API.md, with the bundled model for both."""
+    page = (ROOT / "docs/API.md").read_text()
+    program = page[page.index("<!-- test: rag -->"):].split("```python\n")[1].split("```")[0]
+    flags = [word for name in ("embed", "chat") for word in ("--model", f"{name}={NANO}")]
+    with subprocess.Popen([BINARY, *flags, "--port", "0", "--kv-pool-bytes", "64M", "--threads", "2"],
+                          stdout=subprocess.PIPE, text=True) as process:
+        url = process.stdout.readline().split()[3]
+        run = subprocess.run([sys.executable, "-c", program.replace("http://127.0.0.1:8080", url)], capture_output=True,
+                             text=True, timeout=300)
+        process.terminate()
+    assert run.returncode == 0 and " -> " in run.stdout, run.stderr
+    assert process.returncode == 0
 
 
 def test_three_models_share_the_memory_of_two(tmp_path):

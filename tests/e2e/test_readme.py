@@ -60,14 +60,14 @@ def test_commands_of_the_daemon(tmp_path):
     nano = {p.name: p.read_bytes() for p in (ROOT / "bundled/keepd-nano").iterdir() if p.is_file()}
     hub = Hub(Qwen__nano=Repository(nano))
     hub.repositories["Qwen/Qwen3-0.6B-GGUF"] = Repository({"Qwen3-0.6B-Q4_K_M.gguf": b"GGUF" * 4000, "Qwen3-0.6B-Q8_0.gguf": b"GGUF" * 5000})
-    more = {"pull": [], "hf:Qwen/nano": ["--check-config"], "--inspect": [], "bench": ["-p", "16", "-n", "4", "-b", "1,2", "-r", "1"], "/path/to/model": ["--check-config"], "fit": []}
+    more = {"pull": [], "hf:Qwen/nano": ["--check-config"], "--inspect": [], "bench": ["-p", "16", "-n", "4", "-b", "1,2", "-r", "1"], "/path/to/model": ["--check-config"], "--models-dir": ["--check-config"], "fit": []}
     for name, source in (("docs.txt", "docs/OPERATIONS.md"), ("code.txt", "base/json.c"), ("chats.txt", "docs/API.md")):
         (tmp_path / name).write_text((ROOT / source).read_text()[:16000])
     lines = [line for line in shell_commands() if line.startswith("build/keepd")]
-    assert [line.split()[1] for line in lines] == ["pull", "hf:Qwen/Qwen3-0.6B-GGUF:Q4_K_M", "--inspect", "bench", "/path/to/model", "/path/to/model", "fit", "fit"]
+    assert [line.split()[1] for line in lines] == ["pull", "hf:Qwen/Qwen3-0.6B-GGUF:Q4_K_M", "--inspect", "bench", "/path/to/model", "--models-dir", "/path/to/model", "fit", "fit"]
     for line in lines:
         line = line.replace("hf:Qwen/Qwen3-0.6B-GGUF:Q4_K_M", "hf:Qwen/nano")
-        words = line.replace("/path/to/model", str(ROOT / "bundled/keepd-nano")).split()
+        words = line.replace("/path/to/models", str(ROOT / "bundled")).replace("/path/to/model", str(ROOT / "bundled/keepd-nano")).split()
         env = {**os.environ, "KEEPD_GATES_CACHE": str(tmp_path / "gates"), "KEEPD_TEST_CALIBRATION": str(tmp_path),
                "HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": hub.url, "no_proxy": "*"}
         if words[1] == "hf:Qwen/nano":
