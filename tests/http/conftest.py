@@ -47,7 +47,8 @@ class Daemon:
         env["KEEPD_TEST_TIMEOUTS"] = ",".join(f"{k}={v}" for k, v in timeouts.items())
         model = ROOT / "bundled/keepd-nano"
         self.process = subprocess.Popen(
-            [binary, *([] if "--model" in flags else ["--model", model]), "--port", "0", "--served-model-name", f"{MODEL},alias", "--max-model-len",
+            [binary, *([] if "--model" in flags else ["--model", model]), "--port", "0",
+             "--served-model-name", f"{MODEL},alias", "--max-model-len",
              str(LENGTH), *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, text=True)
         self.errors = []
         reader = threading.Thread(target=lambda: self.errors.extend(self.process.stderr), daemon=True)
