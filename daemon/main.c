@@ -308,13 +308,14 @@ static void print_ready(const struct config *config, const struct server *server
     fflush(stdout);
 }
 
-/* Logs facts about the defaults that a new user would otherwise find out late. */
+/* Logs facts about the defaults that a new user would otherwise find out late. `info` as in
+ * print_ready. */
 static void log_habits(const struct server *server, const struct engine_info *info) {
     if (server_is_open(server))
         log_warn("everybody who reaches %s may use this server: set --api-key-file, or --host "
                  "127.0.0.1",
                  server_url(server));
-    if (isnan(info->sampling.temperature))
+    if (info && isnan(info->sampling.temperature))
         log_info("the model's files name no temperature: requests without one are sampled at 1; "
                  "--temperature sets another");
 }
@@ -336,7 +337,7 @@ static int run_server(const struct config *config, struct server *server, struct
     const struct engine_info *info = engine ? engine_info(engine) : NULL;
     struct fault fault = {0};
     if (server_start(server, engine, &fault)) return report_fault("cannot serve", &fault);
-    if (info) log_habits(server, info);
+    log_habits(server, info);
     print_ready(config, server, info);
     bool served = server_run(server);
     log_info(served ? "stopped" : "stopped: the backend failed");
