@@ -151,11 +151,18 @@ static bool refuse_absent(struct exchange *ex, const char *name) {
 
 /* ---- Turns ---- */
 
+/* Questions about a model, such as a page asks again and again, are no use of it. Of a model that
+ * leaves the time stays: a use would make it the most recently used one, so that another one would
+ * leave in its place, and of two busy models neither would ever be free. */
+static void note_use(const struct exchange *ex) {
+    if (!ex->route->act && !ex->model->leaves) ex->model->used_ns = clock_ns();
+}
+
 static void hold_model(struct exchange *ex) {
     CHECK(!ex->holds && ex->model->state == SERVED_LOADED);
     ex->holds = true;
     ex->model->users++;
-    ex->model->used_ns = clock_ns();
+    note_use(ex);
 }
 
 static void remove_waiting(struct exchange *ex) {
@@ -297,7 +304,7 @@ static void make_way(struct server *server, struct served_model *next, int64_t n
     struct models *models = &server->models;
     struct served_model *leaving = NULL;
     bool any = false;
-    if (!next->checked) {
+    if (!served_is_checked(next)) {
         start_work(server, next, SERVED_CHECK);
         return;
     }
@@ -458,7 +465,7 @@ void models_leave(struct exchange *ex) {
     if (!ex->holds) return;
     ex->holds = false;
     ex->model->users--;
-    ex->model->used_ns = clock_ns();
+    note_use(ex);
     if (!ex->model->users) plan_models(ex->server);
 }
 

@@ -158,9 +158,24 @@ void served_status(struct served_model *model, int replica, struct engine_status
 
 /* ---- Work ---- */
 
+static struct stat stat_path(const struct served_model *model) {
+    struct stat of_path;
+    if (stat(model->engine_options.model_dir, &of_path)) return (struct stat){0};
+    return of_path;
+}
+
+bool served_is_checked(const struct served_model *model) {
+    const struct stat now = stat_path(model), *then = &model->of_path;
+    return model->checked && now.st_dev == then->st_dev && now.st_ino == then->st_ino &&
+           now.st_size == then->st_size && now.st_mtim.tv_sec == then->st_mtim.tv_sec &&
+           now.st_mtim.tv_nsec == then->st_mtim.tv_nsec;
+}
+
 void served_begin(struct served_model *model, enum served_task task, struct served_work *work) {
     *work = (struct served_work){.task = task};
-    if (task == SERVED_LOAD) {
+    if (task == SERVED_CHECK) {
+        model->of_path = stat_path(model);
+    } else if (task == SERVED_LOAD) {
         model->state = SERVED_LOADING;
         model->read = model->size = 0;
     } else if (task == SERVED_UNLOAD) {

@@ -8,6 +8,7 @@
 #define KEEPD_SERVER_SERVED_H
 
 #include <stdatomic.h>
+#include <sys/stat.h>
 
 #include "server/oai/oai.h"
 #include "server/server.h"
@@ -30,7 +31,8 @@ struct served_model {
     const struct server_model *options;
     struct engine_options engine_options; /* with which the engine is opened */
     enum served_state state;
-    bool checked; /* the facts below are known */
+    bool checked;        /* the facts below are known */
+    struct stat of_path; /* the model's file or directory, before it was checked */
     int64_t memory_bytes;
     int max_model_len;
     struct fault fault;
@@ -68,6 +70,9 @@ struct served_work {
     int rc;
     struct fault fault;
 };
+/* Returns whether the facts are known, and the model's file or directory is the one of which they
+ * are. */
+bool served_is_checked(const struct served_model *model);
 /* Begins, runs (any thread, alone) and ends it. */
 void served_begin(struct served_model *model, enum served_task task, struct served_work *work);
 void served_run(struct served_model *model, struct served_work *work);

@@ -25,9 +25,9 @@
  * Environment: KEEPD_FAKE_STEP_US, time per step (0); KEEPD_FAKE_PREFILL_STEPS, steps before the
  * first token (1); KEEPD_FAKE_NO_TEMPLATE, a model without a chat template; KEEPD_FAKE_SUBMITS,
  * jobs taken before one is refused for lack of memory, once those have a token;
- * KEEPD_FAKE_MEMORY, MiB that a model takes (100); KEEPD_FAKE_LOAD_MS, the time that loading one
- * takes; a model whose path holds "broken" is refused, and one in a directory with a file `fails`
- * cannot be loaded; KEEPD_FAKE_NO_VECTORS, a model that has none; KEEPD_FAKE_GATE, a
+ * KEEPD_FAKE_MEMORY, MiB that a model takes (100), and a model in a directory with a file `large`
+ * three times as many; KEEPD_FAKE_LOAD_MS, the time that loading one takes; a model whose path
+ * holds "broken" is refused, and one in a directory with a file `fails` cannot be loaded; KEEPD_FAKE_NO_VECTORS, a model that has none; KEEPD_FAKE_GATE, a
  * path: messages that contain "at the gate" are rendered, and uploads refused, once a file is
  * there.
  */
@@ -225,10 +225,10 @@ void engine_constraint_close(struct engine *e, struct engine_constraint *constra
     constraint_close(&e->constraints, constraint);
 }
 
-/* Loads fail while a file of this name is beside the model. */
-static bool fake_load_fails(const char *model) {
+/* Returns whether a file of this name is beside the model. */
+static bool fake_model_has(const char *model, const char *name) {
     char path[4096];
-    snprintf(path, sizeof path, "%s/fails", model);
+    snprintf(path, sizeof path, "%s/%s", model, name);
     return access(path, F_OK) == 0;
 }
 
@@ -251,13 +251,14 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
         return fault_set(fault, ERR_MALFORMED, "config.json", "the fake model is broken");
     if (options->check_only && options->found) {
         options->found->memory_bytes = (int64_t)env_int("KEEPD_FAKE_MEMORY", 100) << 20;
+        if (fake_model_has(options->model_dir, "large")) options->found->memory_bytes *= 3;
         options->found->max_model_len = options->max_model_len ? options->max_model_len : MODEL_LEN;
         if (fake_tool_template())
             options->found->tool_template = mem_must_strdup(fake_tool_template());
     }
     if (options->check_only) return 0;
     usleep((useconds_t)env_int("KEEPD_FAKE_LOAD_MS", 0) * 1000);
-    if (fake_load_fails(options->model_dir))
+    if (fake_model_has(options->model_dir, "fails"))
         return fault_set(fault, ERR_NOMEM, "model", "no memory for the fake model");
     struct engine *e = mem_must_alloc(1, sizeof *e);
     e->options = *options;

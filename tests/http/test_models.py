@@ -197,6 +197,43 @@ def test_each_model_gets_its_turn(many):
     assert min(answers.values()) > 5, answers
 
 
+def test_two_busy_models_keep_no_third_one_waiting(many):
+    daemon = many("--models-memory", "250M", "--model-residence", "0", STEP_US=20000)
+    asked = threading.Event()
+
+    def client(name, delay):
+        time.sleep(delay)
+        while not asked.is_set():
+            assert daemon.ask(name, "x" * 50, max_tokens=50).status_code == 200
+    with concurrent.futures.ThreadPoolExecutor(9) as pool:
+        jobs = [pool.submit(client, "ab"[i % 2], i * 0.3) for i in range(6)]
+        daemon.wait("two models", lambda: list(daemon.states().values()).count("loaded") == 2)
+        time.sleep(2)
+        try:
+            body = {"model": "c", "prompt": "x", "max_tokens": 2}
+            assert requests.post(f"{daemon.url}/v1/completions", json=body, timeout=6).json()["model"] == "c"
+        finally:
+            asked.set()
+        for job in jobs:
+            job.result()
+
+
+def test_a_model_that_is_replaced_is_checked_again(many):
+    daemon = many("--models-memory", "250M", "--model-residence", "0")
+    for name in ("a", "b", "c"):
+        assert daemon.ask(name).status_code == 200
+    (daemon.folders["a"] / "large").touch()
+    r = daemon.ask("a")
+    assert r.status_code == 503 and r.json()["error"]["code"] == "model_too_large", r.text
+    (daemon.folders["a"] / "large").unlink()
+    assert daemon.ask("a").status_code == 200
+
+
+def test_a_start_with_several_models_says_that_it_is_open(many):
+    daemon = many("--host", "0.0.0.0")
+    daemon.wait("the warning", lambda: any("everybody who reaches" in line for line in daemon.errors))
+
+
 def test_loads_in_a_minute_are_bounded(many):
     daemon = many("--models-memory", "150M", "--model-residence", "0", "--model-loads", "2")
     assert [daemon.ask(name).status_code for name in ("a", "b", "b", "b")] == [200] * 4
@@ -296,6 +333,15 @@ def test_an_idle_model_sleeps(many):
     assert daemon.get("/is_sleeping").json()["is_sleeping"] is True
     assert daemon.ask("a").status_code == 200
     assert daemon.model_metric("keepd_model_loads_total", "a") == 2
+
+
+def test_questions_keep_no_model_awake(many):
+    daemon = many("--model-idle", "1", names=["a"])
+
+    def sleeps():
+        daemon.get("/kv")  # as the page asks
+        return daemon.states()["a"] == "unloaded"
+    daemon.wait("sleep", sleeps)
 
 
 def test_a_storm_loses_nothing(many):
