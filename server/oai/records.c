@@ -171,6 +171,7 @@ int oai_records_put(struct oai_records *records, const struct oai_owner *owner, 
     row->texts.tokens = tokens;
     row->texts.token_count = record->token_count;
     row->texts.background = record->background;
+    row->texts.model = record->model;
     pthread_mutex_lock(&records->lock);
     struct holder *holder = hold(records, owner->key);
     if (holder) {
@@ -197,7 +198,8 @@ int oai_records_find(struct oai_records *records, const struct oai_owner *owner,
         if (parts.input) buf_add(parts.input, t->items, t->input_size);
         if (parts.answer) buf_add(parts.answer, t->answer, t->answer_size);
         if (parts.background) *parts.background = t->background;
-        if (parts.tokens) buf_add(parts.tokens, t->tokens, t->token_count * sizeof *t->tokens);
+        if (parts.tokens && parts.model == t->model)
+            buf_add(parts.tokens, t->tokens, t->token_count * sizeof *t->tokens);
     }
     pthread_mutex_unlock(&records->lock);
     if (!row) return ERR_NOTFOUND;

@@ -31,7 +31,8 @@ struct oai_record {
     size_t answer_size;
     const int32_t *tokens; /* ids of prompt and answer, as the model had them */
     size_t token_count;
-    bool background; /* computed in the background */
+    bool background;   /* computed in the background */
+    const char *model; /* whose tokens they are; a name that outlives the table */
 };
 
 /* A record may take at most this part of the table's bytes. */
@@ -50,6 +51,7 @@ int oai_records_put(struct oai_records *records, const struct oai_owner *owner, 
 struct oai_record_parts {
     struct buf *items, *input, *answer, *tokens; /* tokens: an int32_t each */
     bool *background;
+    const char *model; /* gets `tokens`; another model has other ids, and gets none */
 };
 int oai_records_find(struct oai_records *records, const struct oai_owner *owner, const char *id,
                      struct oai_record_parts parts);

@@ -251,7 +251,8 @@ static int read_previous(struct oai_rewrite *w, struct items *items) {
     buf_char(&before, '[');
     if (rules->records)
         rc = oai_records_find(rules->records, &w->r->out->owner, id,
-                              (struct oai_record_parts){.items = &before, .tokens = &tokens});
+                              (struct oai_record_parts){
+                                  .items = &before, .tokens = &tokens, .model = rules->names[0]});
     buf_char(&before, ']');
     if (rc == ERR_NOTFOUND)
         rc = oai_refuse(w->r->error, 400, "previous_response_not_found", "previous_response_id",

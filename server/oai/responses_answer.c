@@ -275,6 +275,7 @@ static bool keep(const struct oai_answer *answer, const struct oai_error *error)
         .tokens = (const int32_t *)(const void *)tokens.data,
         .token_count = tokens.size / sizeof(int32_t),
         .background = request->background,
+        .model = answer->model,
     };
     bool kept = !items.failed && !text.failed && !tokens.failed &&
                 oai_records_put(answer->rules->records, &request->owner, answer->id, &record) == 0;

@@ -9,12 +9,13 @@
 #include "oai_case.h"
 
 static const struct oai_owner nobody = {.salt = ""};
+static const char model[] = "model";
 
 static int put(struct oai_records *records, const struct oai_owner *owner, const char *id,
                const char *items, const char *answer) {
     static const int32_t tokens[] = {7, 8};
     const struct oai_record record = {
-        items, strlen(items), strcspn(items, "|"), answer, strlen(answer), tokens, 2, false};
+        items, strlen(items), strcspn(items, "|"), answer, strlen(answer), tokens, 2, false, model};
     return oai_records_put(records, owner, id, &record);
 }
 
@@ -28,13 +29,30 @@ static int find(struct oai_records *records, const char *id, struct buf *items,
     buf_open(&tokens, 64);
     int rc = oai_records_find(
         records, &nobody, id,
-        (struct oai_record_parts){.items = items, .answer = answer, .tokens = &tokens});
+        (struct oai_record_parts){
+            .items = items, .answer = answer, .tokens = &tokens, .model = model});
     if (rc != ERR_NOTFOUND) {
         cr_assert_eq(tokens.size, 2 * sizeof(int32_t));
         cr_assert(((const int32_t *)(const void *)tokens.data)[1] == 8);
     }
     buf_close(&tokens);
     return rc;
+}
+
+/* The ids of one model's tokens are no text of another model. */
+Test(oai_records, gives_tokens_to_their_model_only) {
+    struct oai_records *records = oai_records_open(1 << 20, 8);
+    struct buf items, tokens;
+    buf_open(&items, 64);
+    buf_open(&tokens, 64);
+    cr_assert_eq(put(records, &nobody, "a", "text", ""), 0);
+    struct oai_record_parts parts = {.items = &items, .tokens = &tokens, .model = "other"};
+    cr_assert_eq(oai_records_find(records, &nobody, "a", parts), 0);
+    cr_expect_str_eq(items.data, "text");
+    cr_expect_eq(tokens.size, 0);
+    buf_close(&items);
+    buf_close(&tokens);
+    oai_records_close(records);
 }
 
 Test(oai_records, gives_back_what_was_put) {
@@ -160,6 +178,7 @@ Test(oai_records, are_continued_as_messages) {
     struct oai_case c;
     case_open(&c);
     c.rules.records = oai_records_open(1 << 20, 8);
+    c.rules.names[0] = model;
     const struct oai_owner owner = {.salt = ""};
     cr_assert_eq(
         put(c.rules.records, &owner, "r",
