@@ -27,9 +27,9 @@
  * jobs taken before one is refused for lack of memory, once those have a token;
  * KEEPD_FAKE_MEMORY, MiB that a model takes (100), and a model in a directory with a file `large`
  * three times as many; KEEPD_FAKE_LOAD_MS, the time that loading one takes; a model whose path
- * holds "broken" is refused, and one in a directory with a file `fails` cannot be loaded; KEEPD_FAKE_NO_VECTORS, a model that has none; KEEPD_FAKE_GATE, a
- * path: messages that contain "at the gate" are rendered, and uploads refused, once a file is
- * there.
+ * holds "broken" is refused, and one in a directory with a file `fails` cannot be loaded;
+ * KEEPD_FAKE_NO_VECTORS, a model that has none; KEEPD_FAKE_GATE, a path: messages that contain "at
+ * the gate" are rendered, and uploads refused, once a file is there.
  */
 #include <math.h>
 #include <pthread.h>
