@@ -25,6 +25,8 @@
 #define AT(field) offsetof(struct config, field), sizeof(((struct config *)NULL)->field)
 #define MANY      INT32_MAX
 
+#define SECTION_BYTES 48 /* inih cuts longer names of sections off */
+
 /* A row that has only a help text is a heading. */
 const struct option config_options[] = {
     /* clang-format off */
@@ -875,6 +877,11 @@ static int load_section_entry(struct loader *load, const char *section, const st
     const bool path = strcmp(option->name, "model") == 0;
     int rc = add_models(load);
     if (rc) return rc;
+    if (strlen(section) > SECTION_BYTES)
+        return fault_set(load->fault, ERR_LIMIT, option->name,
+                         "%s: the name of the section has more than %d bytes; a short one may have "
+                         "the long name as served-model-name",
+                         where, SECTION_BYTES);
     struct config_model *model = entries_find(load->config, section);
     if (load->in_file[option - config_options])
         return fault_set(load->fault, ERR_INVALID, option->name, "%s: %s is given twice", where,
@@ -989,7 +996,7 @@ static int check_models(struct config *config, struct fault *fault) {
                          "names one model, and there are %zu: give --model NAME,ALIAS=MODEL",
                          config->model_count);
     for (size_t i = 0; i < config->pins.count; i++)
-        if (!entries_find(config, config->pins.items[i]))
+        if (!config->inspect && !entries_find(config, config->pins.items[i]))
             return fault_set(fault, ERR_INVALID, "pin", "no model has the name '%.100s'",
                              config->pins.items[i]);
     return 0;

@@ -48,10 +48,11 @@ static char *name_of_path(const char *given) {
     return name;
 }
 
-/* Returns the = sign behind a name; NULL: the whole text is a path. */
+/* Returns the = sign behind a name; NULL: the whole text is a path. A name may have slashes, as
+ * those of the hub, but does not begin like a path. */
 static const char *find_sign(const char *text) {
     const char *sign = strchr(text, '=');
-    if (!sign || sign == text || memchr(text, '/', (size_t)(sign - text))) return NULL;
+    if (!sign || sign == text || strchr("/.~", *text) || strncmp(text, "hf:", 3) == 0) return NULL;
     return access(text, F_OK) == 0 ? NULL : sign;
 }
 
@@ -74,8 +75,10 @@ int entries_add_text(struct config *config, const char *text, struct fault *faul
 
 /* Returns whether the file is not the first one of a split model, or no model of texts. */
 static bool is_part(const char *name) {
-    const char *of = strstr(name, "-of-");
-    return (of && of - name >= 5 && strncmp(of - 5, "00001", 5) != 0) ||
+    static const char digits[] = "0123456789";
+    const char *of = strstr(name, "-of-0");
+    return (of && of - name >= 5 && strspn(of - 5, digits) == 5 &&
+            strncmp(of - 5, "00001", 5) != 0) ||
            strncmp(name, "mmproj", 6) == 0;
 }
 

@@ -318,11 +318,12 @@ def test_a_folder_of_models_is_served(tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
-    for name in ("three.gguf", "four-00001-of-00002.gguf", "four-00002-of-00002.gguf", "mmproj-x.gguf", "notes.txt"):
+    for name in ("three.gguf", "four-00001-of-00002.gguf", "four-00002-of-00002.gguf", "mmproj-x.gguf", "notes.txt",
+                 "state-of-art.gguf"):
         (tmp_path / name).touch()
     (tmp_path / "empty").mkdir()
     daemon = Many(tmp_path, "--models-dir", tmp_path, names=[])
-    assert set(daemon.states()) == {"four-00001-of-00002", "one", "three", "two"}
+    assert set(daemon.states()) == {"four-00001-of-00002", "one", "state-of-art", "three", "two"}
     assert daemon.stop() == 0
 
 

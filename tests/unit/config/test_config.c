@@ -265,6 +265,12 @@ Test(config, models_are_named) {
     cr_assert_str_eq(run.config.models[2].names, "r"); /* a path with a sign is a path */
     cr_assert_str_eq(run.config.models[2].path, "./p=q/r");
     config_close(&run.config);
+    cr_assert_eq(load(&run, "--model org/name=/x --model=/y/p=q/r --model hf:o/n:q", ""), 0);
+    cr_assert_str_eq(run.config.models[0].names, "org/name");
+    cr_assert_str_eq(run.config.models[0].path, "/x");
+    cr_assert_str_eq(run.config.models[1].path, "/y/p=q/r");
+    cr_assert_str_eq(run.config.models[2].names, "o/n:q");
+    config_close(&run.config);
     refuse("--model a= --model b", "", "model", "expected a path, or a name");
     refuse("--model a --model b --served-model-name c", "", "served-model-name", "names one model");
     cr_assert_eq(load(&run, "--models-dir /does/not/exist", ""), ERR_IO);
@@ -286,6 +292,8 @@ Test(config, files_that_are_refused) {
     refuse_file("[m]\nmodel = n\n", ERR_INVALID, "line 2: two models have the name 'm'");
     refuse_file("[m]\nkv-budget = x\n", ERR_INVALID, "line 2: kv-budget must be");
     refuse_file("[m]\nkv-budget = 1\nkv-budget = 2\n", ERR_INVALID, "line 3: kv-budget is given");
+    refuse_file("[a-name-of-more-bytes-than-the-reader-of-files-has-for-one]\nmodel = n\n",
+                ERR_LIMIT, "line 2: the name of the section has more than 48 bytes");
     refuse_file("pin = x\n", ERR_INVALID, "no model has the name 'x'");
     refuse_file("port\n", ERR_MALFORMED, "line 1: expected `name = value`");
     refuse_file("port = x\nthreads = y\n", ERR_INVALID, "line 1: port must be");
