@@ -27,10 +27,10 @@ static int find(struct oai_records *records, const char *id, struct buf *items,
                 struct buf *answer) {
     struct buf tokens;
     buf_open(&tokens, 64);
-    int rc = oai_records_find(
-        records, &nobody, id,
-        (struct oai_record_parts){
-            .items = items, .answer = answer, .tokens = &tokens, .model = model});
+    int rc =
+        oai_records_find(records, &nobody, id,
+                         (struct oai_record_parts){
+                             .items = items, .answer = answer, .tokens = &tokens, .model = model});
     if (rc != ERR_NOTFOUND) {
         cr_assert_eq(tokens.size, 2 * sizeof(int32_t));
         cr_assert(((const int32_t *)(const void *)tokens.data)[1] == 8);
