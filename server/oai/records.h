@@ -32,7 +32,7 @@ struct oai_record {
     const int32_t *tokens; /* ids of prompt and answer, as the model had them */
     size_t token_count;
     bool background;   /* computed in the background */
-    const char *model; /* whose tokens they are; a name that outlives the table */
+    const char *model; /* the owner of the tokens; a name that outlives the table */
 };
 
 /* A record may take at most this part of the table's bytes. */
