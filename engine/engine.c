@@ -226,7 +226,23 @@ int engine_tokenize(const struct engine *e, const char *text, size_t size, bool 
     size_t longest = (size_t)e->info.max_model_len;
     size_t most = (longest > ENGINE_SHIFTED_TOKENS ? longest : ENGINE_SHIFTED_TOKENS) * 4 + 65536;
     int rc = tok_encode(e->text.tok, text, size, flags, NULL, 0, most, arena, &ids, fault);
-    *out = (struct engine_ids){ids.ids, ids.count};
+    *out = (struct engine_ids){.ids = ids.ids, .count = ids.count};
+    return rc;
+}
+
+int engine_tokenize_pair(const struct engine *e, const char *first, const char *second, size_t most,
+                         struct arena *arena, struct engine_ids *out, struct fault *fault) {
+    const struct tok_pair pair = {{first, second}, {strlen(first), strlen(second)}};
+    const size_t after = (size_t)engine_added_after(e);
+    const size_t longest = (size_t)e->info.max_model_len * 4 + 65536;
+    struct tok_ids ids = {0};
+    size_t at = 0;
+    int rc = tok_encode_pair(e->text.tok, &pair, longest, arena, &ids, &at, fault);
+    if (rc == 0 && most > 0 && ids.count > most && most > at + after) {
+        memmove(ids.ids + (most - after), ids.ids + (ids.count - after), after * sizeof *ids.ids);
+        ids.count = most;
+    }
+    *out = (struct engine_ids){ids.ids, ids.count, at};
     return rc;
 }
 
@@ -234,7 +250,7 @@ int engine_render_chat(const struct engine *e, const cJSON *context, int longest
                        struct arena *arena, struct engine_ids *out, struct fault *fault) {
     struct tok_ids ids = {0};
     int rc = text_render_chat(&e->text, context, (size_t)longest, arena, &ids, fault);
-    *out = (struct engine_ids){ids.ids, ids.count};
+    *out = (struct engine_ids){.ids = ids.ids, .count = ids.count};
     return rc;
 }
 

@@ -89,7 +89,8 @@ enum engine_pooling {
     ENGINE_POOL_LAST,
     ENGINE_POOL_MEAN,
     ENGINE_POOL_CLS,
-    ENGINE_POOL_NEXT /* no vector: how likely some tokens are next (engine_request.judged) */
+    ENGINE_POOL_NEXT,  /* no vector: how likely some tokens are next (engine_request.judged) */
+    ENGINE_POOL_LABELS /* no vector: the logits of engine_info.labels */
 };
 
 /* Facts about a model, found by a check of the options (check_only). */
@@ -101,6 +102,7 @@ struct engine_found {
     char gates_cached[4096]; /* where gates_cache has this model's gates, whether or not they are
                                 there; "" = nowhere, or not looked for */
     int trained_budget;      /* the budget that the gates were trained for; 0 = unknown */
+    bool whole_texts;        /* as in engine_info */
     int max_model_len;
     int64_t pool_bytes; /* the cache of one rank; a start with this as kv_pool_bytes is the same */
     int64_t memory_bytes;       /* the most that a start takes: weights, caches, buffers, texts */
@@ -299,6 +301,10 @@ struct engine_info {
     int layers, heads_kv, head_dim, vocab; /* layers that hold entries; heads_kv: the most in one */
     const int *layer_heads; /* [layers] KV heads of each, where they differ; NULL: heads_kv */
     int width;              /* numbers of a text's vector */
+    bool whole_texts;       /* the model sees texts both ways: vectors alone, no answers */
+    int labels;             /* a model that judges texts, or pairs of them, by so many numbers and
+                               makes no vectors; 0: it does not */
+    bool label_sigmoid;     /* the score of a single label is its sigmoid, else the number itself */
     enum engine_pooling
         pooling; /* the way of requests for vectors; NONE: they are refused, because */
     const char *pooling_other; /* the model's files ask for this, which keepd has not */
@@ -347,6 +353,7 @@ const char *engine_policy_at(const struct engine *engine, int index);
 struct engine_ids {
     int32_t *ids; /* in the caller's arena */
     size_t count;
+    size_t second; /* of a pair: the place of its second text's first token; else 0 */
 };
 
 /* Tokenizes plain text as a completion prompt. Special tokens in the text are NOT recognised unless
@@ -358,6 +365,13 @@ int engine_tokenize(const struct engine *engine, const char *text, size_t size, 
 /* A member of the context below, which the template does not see: true where the chat stands behind
  * other tokens, so that bos_token is "". */
 #define ENGINE_CHAT_LATER "begins_later"
+
+/* Tokenizes two texts as the model's tokenizer joins them. `most` above 0: the second text is
+ * shortened at its end so that there are no more tokens, if the first one leaves room for it.
+ * ERR_UNSUPPORTED: the tokenizer joins none. */
+int engine_tokenize_pair(const struct engine *engine, const char *first, const char *second,
+                         size_t most, struct arena *arena, struct engine_ids *out,
+                         struct fault *fault);
 
 /* Renders the chat template and tokenizes the result. `context` holds messages, tools,
  * chat_template_kwargs' members and add_generation_prompt; the engine adds bos_token and eos_token.
@@ -487,6 +501,7 @@ struct engine_request {
      * 0 and choices at most 1. What kv says of policy and budget is not looked at: such a prompt
      * keeps all of its entries until its end. */
     enum engine_pooling pooling;
+    int32_t second;        /* as in kern_span */
     int32_t dimensions;    /* the first numbers of the vector, which are kept; 0: all */
     const int32_t *judged; /* [judged_count] with ENGINE_POOL_NEXT, at most ENGINE_JUDGED_MAX */
     int32_t judged_count;

@@ -397,7 +397,11 @@ int engine_find_gates(const struct engine_options *options, struct engine_found 
     check.kv_policy = "full";
     check.device = "cpu";
     check.found = found;
-    return engine_open(&check, &engine, fault);
+    int rc = engine_open(&check, &engine, fault);
+    if (!rc && found->whole_texts)
+        rc = fault_set(fault, ERR_UNSUPPORTED, "model",
+                       "it reads texts both ways and evicts nothing: gates are not fitted to it");
+    return rc;
 }
 
 /* Finds out before the work whether its result can be written. */

@@ -132,7 +132,8 @@ static void note_policy(const struct engine *e, const struct policy *policy, boo
 static int resolve_policy(struct engine *e, struct sched_kv *rules, struct fault *fault) {
     struct kv_params *kv = &rules->defaults;
     const char *name = e->options.kv_policy;
-    bool gates = will_have_gates(e);
+    bool whole_texts = model_config(model_of(e))->both_ways;
+    bool gates = will_have_gates(e) && !whole_texts;
     bool automatic = engine_chooses(name);
     if (automatic) name = gates && !only_offered(e) ? "global" : "full";
     const struct policy *policy = policy_find(name); /* found: see check_options */
@@ -146,7 +147,7 @@ static int resolve_policy(struct engine *e, struct sched_kv *rules, struct fault
         return fault_set(fault, ERR_INVALID, "kv-budget-max",
                          "policy '%s' keeps everything, so no request could be served",
                          policy->name);
-    note_policy(e, policy, automatic && !gates);
+    if (!whole_texts) note_policy(e, policy, automatic && !gates);
     *kv =
         (struct kv_params){.budget = e->options.kv_budget,
                            .buffer = e->options.kv_buffer,
@@ -523,17 +524,20 @@ static const char *const pooling_names[] = {
     [ENGINE_POOL_LAST] = "last", [ENGINE_POOL_MEAN] = "mean", [ENGINE_POOL_CLS] = "cls"};
 
 /* The last token of a model that only writes has seen all others, so it stands for the text where
- * the files say nothing. NONE: they ask for what is not there. */
+ * the files say nothing; of one that reads both ways, all tokens do. NONE: they ask for what is not
+ * there. */
 static enum engine_pooling find_pooling(const struct engine_options *options,
                                         const struct model_config *config) {
     static const enum engine_pooling own[] = {[MODEL_POOL_UNSAID] = ENGINE_POOL_LAST,
                                               [MODEL_POOL_LAST] = ENGINE_POOL_LAST,
                                               [MODEL_POOL_MEAN] = ENGINE_POOL_MEAN,
                                               [MODEL_POOL_CLS] = ENGINE_POOL_CLS};
+    if (config->finish.labels) return ENGINE_POOL_LABELS;
     for (int i = ENGINE_POOL_LAST; i <= ENGINE_POOL_CLS; i++)
         if (!engine_chooses(options->pooling) && strcmp(options->pooling, pooling_names[i]) == 0)
             return (enum engine_pooling)i;
-    return config->pooling.other[0] ? ENGINE_POOL_NONE : own[config->pooling.how];
+    if (config->pooling.other[0]) return ENGINE_POOL_NONE;
+    return config->both_ways && !config->pooling.how ? ENGINE_POOL_MEAN : own[config->pooling.how];
 }
 
 static void fill_draft_info(struct engine *e) {
@@ -571,7 +575,10 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
     info->layer_heads = e->layer_heads;
     info->head_dim = config->head_dim;
     info->vocab = config->vocab;
-    info->width = config->d_model;
+    info->width = model_vector_width(config);
+    info->labels = config->finish.labels;
+    info->label_sigmoid = config->finish.sigmoid;
+    info->whole_texts = config->both_ways;
     info->pooling = find_pooling(&e->options, config);
     info->pooling_other = config->pooling.other;
     info->max_num_seqs = e->options.max_num_seqs;
@@ -630,6 +637,7 @@ static void fill_found(struct engine *e, const struct sched_options *so,
                                    .has_gates = e->info.has_gates,
                                    .gates_from = e->info.gates_from,
                                    .trained_budget = e->info.trained_budget,
+                                   .whole_texts = e->info.whole_texts,
                                    .max_model_len = e->info.max_model_len,
                                    .eos_count = e->end_count};
     memcpy(found->kv_policy, e->info.kv_policy, sizeof found->kv_policy);
@@ -706,6 +714,17 @@ static int check_against_model(struct engine *e, struct fault *fault) {
             "text may go on all the same (--kv-overflow)",
             config->max_positions);
     if (o->max_model_len > 0) e->info.max_model_len = o->max_model_len;
+    if (config->both_ways && o->max_model_len > o->max_num_batched_tokens)
+        return fault_set(fault, ERR_INVALID, "max-model-len",
+                         "a text is read in one step by this model: at most "
+                         "max-num-batched-tokens, %d",
+                         o->max_num_batched_tokens);
+    if (config->both_ways && e->info.max_model_len > o->max_num_batched_tokens) {
+        e->info.max_model_len = o->max_num_batched_tokens;
+        log_info("a text has at most %d tokens, which --max-num-batched-tokens bounds; the model "
+                 "has %d positions",
+                 e->info.max_model_len, config->max_positions);
+    }
     if (tok_vocab_size(e->text.tok) > config->vocab)
         return fault_set(fault, ERR_INVALID, "tokenizer.json",
                          "has token ids up to %d but the model's vocab_size is %d",
@@ -782,6 +801,8 @@ static int open_parts(struct engine *e, struct sched_options *so, struct fault *
     const struct model_config *config = model_config(model_of(e));
     so->vocab = config->vocab;
     so->width = config->d_model;
+    so->vector_width = model_vector_width(config);
+    so->whole_texts = config->both_ways;
     so->top_max = max_logprobs(&e->options, config->vocab);
     so->text = (struct seq_text){.token_bytes = text_token_bytes,
                                  .encode = text_encode,

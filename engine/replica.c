@@ -39,6 +39,10 @@ static const float *wanted_hidden(void *model) {
     return model_wanted_hidden(model);
 }
 
+static int model_finish_of(void *model, const float *pooled, float *out) {
+    return model_finish_vector(model, pooled, out);
+}
+
 static void publish(struct replica *r);
 
 /* A step may read a part of a prompt that takes seconds: its job is shown as running meanwhile. */
@@ -53,6 +57,7 @@ void replica_ready(struct replica *r, const struct sched_options *options) {
     own.model_step = model_step_of;
     own.wanted_hidden = wanted_hidden;
     own.bring_states = r->kern->ops->peeks ? bring_states : NULL;
+    own.model_finish = model_config(r->model)->finish.count ? model_finish_of : NULL;
     own.store = r->store;
     own.mask_wake = (struct mask_wake){replica_wake, r};
     own.answered = r->common->wake;

@@ -368,6 +368,8 @@ struct kern_span {
     int32_t pos;
     int32_t behind; /* how far the tokens' places lie behind their positions (kernels/places.h) */
     bool peeks;     /* the slot's recurrent states stay those before these tokens, until truncate */
+    int32_t second; /* for models that tell two texts apart: the position at which the second one
+                       begins; 0: there is one text */
     const struct kern_rule *rule; /* records needed for evictions; NULL: none. Constant during a
                                      sequence's life; read only during the step's calls */
 };
@@ -381,8 +383,17 @@ struct kern_batch {
 
 /* Activation of gated products. GELU in its tanh form: g * sigmoid(1.5957691 (g + 0.044715 g^3)).
  * SWIGLU_CLAMPED (gpt-oss, arXiv 2508.10925): g sigmoid(1.702 g) (u + 1), g at most 7, u within
- * -7..7. SIGMOID: sigmoid(g) u. RELU: max(g, 0) u. */
-enum kern_activation { KERN_SILU, KERN_GELU_TANH, KERN_SWIGLU_CLAMPED, KERN_SIGMOID, KERN_RELU };
+ * -7..7. SIGMOID: sigmoid(g) u. RELU: max(g, 0) u. NORMAL: u times the standard normal
+ * distribution's function at g, which of one product for both is GELU in its exact form
+ * (arXiv 1606.08415); only for backends with kern_ops.layer_norm. */
+enum kern_activation {
+    KERN_SILU,
+    KERN_GELU_TANH,
+    KERN_SWIGLU_CLAMPED,
+    KERN_SIGMOID,
+    KERN_RELU,
+    KERN_NORMAL
+};
 
 /* Mixture of experts: a layer's feed-forward network as `count` gated networks, of which each row
  * uses `used`: those with the largest router logits (ties: the lower expert).
@@ -647,6 +658,9 @@ struct kern_attend_options {
     /* Rows have queries alone: the layer has no entries of its own and reads those of another one,
      * after that one's write_kv. Policies do not observe these queries. */
     bool queries;
+    /* A query also sees the entries behind it that the step has appended, with a sliding window the
+     * next sliding_window - 1 of them. Only for backends with kern_ops.both_ways. */
+    bool both_ways;
 };
 
 /* ---- Recurrent layers ---- */
@@ -771,6 +785,7 @@ struct kern_ops {
     bool scale_groups; /* and E4M3 matrices with several factors for a row, of groups of a multiple
                           of KERN_BLOCK inputs */
     bool peeks;        /* recurrent states can stay what they are before a step's tokens */
+    bool both_ways;    /* attend has kern_attend_options.both_ways */
     void (*close)(struct kern *kern);
     /* From now on the calling thread uses the instance; opening binds, too. A thread that uses
      * several instances binds each before using it. NULL: any thread may use any instance. */
@@ -810,6 +825,12 @@ struct kern_ops {
                                                        checked the range of the ids */
     void (*rms_norm)(struct kern *kern, float *y, const float *x, const float *weight, int rows,
                      int dim, float eps);
+    /* y = (x - mean) / sqrt(variance + eps) * weight + bias, of each row (arXiv 1607.06450); the
+     * variance is divided by dim. bias NULL: none. NULL: this backend has none. */
+    void (*layer_norm)(struct kern *kern, float *y, const float *x, const float *weight,
+                       const float *bias, int rows, int dim, float eps);
+    /* y[r, j] += x[r, j]. NULL: this backend has none. */
+    void (*add)(struct kern *kern, float *y, const float *x, int rows, int dim);
     void (*matmul)(struct kern *kern, float *y, const float *x, const struct kern_weight *weight,
                    const float *bias /* [outputs] or NULL */, int rows, enum kern_matmul_mode mode);
     /* y += rms_norm(x) * weight, of each row; x is left as what was added. */

@@ -434,6 +434,39 @@ static void op_rms_norm(struct kern *kern, float *y, const float *x, const float
     ranks_each(ranks, norm_on, &op);
 }
 
+static void layer_norm_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
+    (void)ranks;
+    const struct op *op = arg;
+    kern->ops->layer_norm(kern, on(op->y, rank), on(op->x, rank), on(op->a, rank), on(op->b, rank),
+                          op->rows, op->dim, op->eps);
+}
+
+static void op_layer_norm(struct kern *kern, float *y, const float *x, const float *weight,
+                          const float *bias, int rows, int dim, float eps) {
+    struct ranks *ranks = ranks_of(kern);
+    struct op op = {.x = view_as(ranks, x, false),
+                    .y = view_to(ranks, y, false),
+                    .a = view_as(ranks, weight, false),
+                    .b = view_as(ranks, bias, false),
+                    .rows = rows,
+                    .dim = dim,
+                    .eps = eps};
+    ranks_each(ranks, layer_norm_on, &op);
+}
+
+static void add_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
+    (void)ranks;
+    const struct op *op = arg;
+    kern->ops->add(kern, on(op->y, rank), on(op->x, rank), op->rows, op->dim);
+}
+
+static void op_add(struct kern *kern, float *y, const float *x, int rows, int dim) {
+    struct ranks *ranks = ranks_of(kern);
+    struct op op = {
+        .x = view_as(ranks, x, false), .y = view_as(ranks, y, false), .rows = rows, .dim = dim};
+    ranks_each(ranks, add_on, &op);
+}
+
 static void add_norm_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
@@ -956,6 +989,8 @@ static const struct kern_ops table = {
     .borrow = op_borrow,
     .embed = op_embed,
     .rms_norm = op_rms_norm,
+    .layer_norm = op_layer_norm,
+    .add = op_add,
     .matmul = op_matmul,
     .add_norm = op_add_norm,
     .soft_cap = op_soft_cap,
@@ -1019,6 +1054,7 @@ static void fill_ops(struct ranks *ranks) {
     ranks->ops.blocks = own->blocks;
     ranks->ops.scale_groups = own->scale_groups;
     ranks->ops.peeks = own->peeks;
+    ranks->ops.both_ways = own->both_ways;
     ranks->ops.cache_info = own->cache_info;
     ranks->ops.rule_check = own->rule_check;
     if (!own->borrow) ranks->ops.borrow = NULL;
@@ -1032,6 +1068,8 @@ static void fill_ops(struct ranks *ranks) {
     if (!own->mamba) ranks->ops.mamba = NULL;
     if (!own->glu_apart) ranks->ops.glu_apart = NULL;
     if (!own->scale) ranks->ops.scale = NULL;
+    if (!own->layer_norm) ranks->ops.layer_norm = NULL;
+    if (!own->add) ranks->ops.add = NULL;
     if (!own->cache_fit) ranks->ops.cache_fit = NULL;
     if (!own->bind) ranks->ops.bind = NULL;
 }

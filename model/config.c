@@ -118,6 +118,8 @@ static int refuse_unread(const cJSON *root, struct fault *fault) {
 static int refuse_values(const cJSON *root, const struct family *family, struct fault *fault) {
     const char *known = family->gemma || family->gemma4 ? "gelu_pytorch_tanh"
                         : family->nemotron              ? "relu2"
+                        : family->nomic                 ? "swiglu"
+                        : family->bert                  ? "gelu"
                                                         : "silu";
     const char *act = known;
     const char *key = family->gemma || family->gemma4 || family->muse ? "hidden_activation"
@@ -191,6 +193,7 @@ static int read_flags(const cJSON *root, const struct family *family, struct mod
     out->attend_scale = 1 / sqrtf((float)out->head_dim);
     if (!rc && family->latent) rc = model_config_check_latent(family, out, fault);
     if (!rc) rc = model_config_read_scales(root, family, out, fault);
+    if (!rc && family->bert) rc = model_config_read_encoder(root, family, out, fault);
     if (!rc) rc = model_config_read_states(root, family, out, fault);
     return rc;
 }

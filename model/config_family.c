@@ -150,6 +150,19 @@ static const struct family families[] = {
      .experts_normalised = true, .first_dense = 1, .shared_count = 1, .sigmoid = true,
      .select_bias = true, .shared_experts = true, .groups = true, .scaled = true,
      .dense_first = true, .latent = true, .q_rank = 768, .expert_scale = 1.8},
+    {"BertModel", "bert", .bert = true, .rms_eps = 1e-12},
+    {"BertForMaskedLM", "bert", .bert = true, .rms_eps = 1e-12},
+    {"RobertaModel", "roberta", .bert = true, .padded_positions = true, .rms_eps = 1e-12},
+    {"RobertaForMaskedLM", "roberta", .bert = true, .padded_positions = true, .rms_eps = 1e-12},
+    {"XLMRobertaModel", "xlm-roberta", .bert = true, .padded_positions = true, .rms_eps = 1e-12},
+    {"XLMRobertaForMaskedLM", "xlm-roberta", .bert = true, .padded_positions = true,
+     .rms_eps = 1e-12},
+    {"BertForSequenceClassification", "bert", .bert = true, .rms_eps = 1e-12, .labels = true},
+    {"RobertaForSequenceClassification", "roberta", .bert = true, .padded_positions = true,
+     .rms_eps = 1e-12, .labels = true},
+    {"XLMRobertaForSequenceClassification", "xlm-roberta", .bert = true, .padded_positions = true,
+     .rms_eps = 1e-12, .labels = true},
+    {"NomicBertModel", "nomic_bert", .bert = true, .nomic = true, .rms_eps = 1e-12},
     {"Mistral4ForCausalLM", "mistral4", 0, .experts = EXPERTS_AFTER_DENSE,
      .experts_normalised = true, .stacked_experts = true, .shared_count = 1, .shared_experts = true,
      .groups = true, .scaled = true, .dense_first = true, .latent = true, .query_scale = true,
@@ -199,7 +212,8 @@ static int unsupported(struct fault *fault, const char *field, const char *value
         "the text of Qwen3VL, "
         "Qwen3VLMoe, Qwen2_5_VL, Qwen3_5, Qwen3_5Moe, Gemma3, Gemma4, Gemma4Unified, "
         "Mistral3, MuseGlimmer "
-        "(ForConditionalGeneration)",
+        "(ForConditionalGeneration); encoders: Bert, Roberta, XLMRoberta, NomicBert (Model), "
+        "the first three also for SequenceClassification",
         value, reason_of(value));
 }
 
@@ -227,7 +241,7 @@ int model_config_find_family(const cJSON *root, const struct family **out, struc
                    architecture ? row->architecture : row->model_type) != 0)
             continue;
         /* Kimi K2 has DeepSeek's architecture, but a type of its own. */
-        if (!*out || (type && !strcmp(type, row->model_type))) *out = row;
+        if (!*out || (architecture && type && !strcmp(type, row->model_type))) *out = row;
     }
     if (!*out)
         return unsupported(fault, architecture ? "architectures" : "model_type",

@@ -7,6 +7,7 @@
  *   config_moe.c     mixtures of experts
  *   config_latent.c  latent attention
  *   config_state.c   recurrent states: LFM2, gated delta rules, Mamba-2
+ *   config_encoder.c encoders: BERT, RoBERTa, nomic-bert
  *   config_scales.c  factors, caps, norms and activations of single families
  *   config_rope.c, config_quant.c  the rotation, the format of weights (headers of their own)
  *   config_shape.c   consequences of a configuration
@@ -105,7 +106,11 @@ struct family {
     bool latent;     /* latent attention */
     bool group_best; /* topk_method says whether groups are chosen, by their best expert; the
                         weights of the chosen experts are as they are */
-    bool muse;       /* gates, fixed norms of embeddings, queries and keys, scaled logits */
+    bool bert; /* an encoder: LayerNorm behind the blocks, biases, tables of positions and types */
+    bool padded_positions; /* the first position has the row behind pad_token_id */
+    bool labels;           /* with a classifier behind the first token's output */
+    bool nomic;            /* an encoder that rotates, without biases of products, with gates */
+    bool muse;             /* gates, fixed norms of embeddings, queries and keys, scaled logits */
     /* sizes of a file that has none */
     int each_embed; /* hidden_size_per_layer_input */
     int heads_q, heads_kv, vocab, positions, d_ff;
@@ -145,6 +150,8 @@ int model_config_check_latent(const struct family *family, struct model_config *
                               struct fault *fault);
 int model_config_read_scales(const cJSON *root, const struct family *family,
                              struct model_config *out, struct fault *fault);
+int model_config_read_encoder(const cJSON *root, const struct family *family,
+                              struct model_config *out, struct fault *fault);
 int model_config_read_states(const cJSON *root, const struct family *family,
                              struct model_config *out, struct fault *fault);
 int model_config_read_experts(const cJSON *root, const struct family *family,

@@ -72,6 +72,8 @@ static const struct architecture architectures[] = {
     {.name = "mistral4", .type = "mistral4", .latent = true, .rope_told = true},
     {.name = "falcon-h1", .type = "falcon_h1", .mamba = true, .falcon = true},
     {.name = "nemotron_h", .type = "nemotron_h", .permuted = true, .mamba = true, .nemotron = true},
+    {.name = "bert", .type = "bert", .encoder = true},
+    {.name = "nomic-bert", .type = "nomic_bert", .encoder = true},
     {.name = "nemotron_h_moe",
      .type = "nemotron_h",
      .permuted = true,
@@ -92,6 +94,7 @@ static const struct row config_rows[] = {
     {".embedding_length", "hidden_size", KIND_INT},
     {".attention.head_count", "num_attention_heads", KIND_INT},
     {".attention.layer_norm_rms_epsilon", "rms_norm_eps", KIND_NUM},
+    {".attention.layer_norm_epsilon", "rms_norm_eps", KIND_NUM},
     {".attention.sliding_window", "sliding_window", KIND_MORE},
     {".attn_logit_softcapping", "attn_logit_softcapping", KIND_NUM},
     {".final_logit_softcapping", "final_logit_softcapping", KIND_NUM},
@@ -183,6 +186,29 @@ static int translate_tensors(const struct translation *t) {
     return rc;
 }
 
+/* Tables of types have as many rows as their tensor. */
+static int translate_encoder(const struct translation *t) {
+    const struct tensor *types = weights_find(t->weights, "token_types.weight");
+    char key[KEY_MAX];
+    bool causal = false;
+    const char *name = translation_key(t, ".attention.causal", key);
+    int rc = gguf_bool(t->gguf, name, &causal, t->fault);
+    if (!rc && causal) rc = fault_set(t->fault, ERR_UNSUPPORTED, name, "true is not supported");
+    if (!rc)
+        rc = translation_set(t, t->config, "type_vocab_size",
+                             types && types->dims == 2 ? (double)types->shape[0] : 0);
+    const struct tensor *labels = weights_find(t->weights, "cls.output.weight");
+    if (rc || !labels) return rc;
+    cJSON *names = cJSON_AddArrayToObject(t->config, "architectures");
+    cJSON *name_of = cJSON_CreateString("BertForSequenceClassification");
+    if (!names || !name_of || !cJSON_AddItemToArray(names, name_of)) {
+        cJSON_Delete(name_of);
+        return translation_no_memory(t);
+    }
+    return translation_set(t, t->config, "num_labels",
+                           labels->dims == 2 ? (double)labels->shape[0] : 1);
+}
+
 static int translate_experts(const struct translation *t) {
     const bool sigmoid = t->row->sigmoid || translate_latent_sigmoid(t);
     const int64_t own = sigmoid ? GATING_SIGMOID : GATING_SOFTMAX;
@@ -259,7 +285,8 @@ static int translate(struct translation *t) {
             "gemma2, gemma3, granite, smollm3, olmo2, exaone4, ernie4_5, olmoe, gpt-oss, seed_oss, "
             "chatglm, glm4, glm4moe, qwen2moe, dots1, ernie4_5-moe, minimax-m2, qwen2vl, qwen3vl, "
             "qwen3vlmoe, mistral3, muse-glimmer, lfm2, lfm2moe, qwen3next, qwen35, qwen35moe, "
-            "granitehybrid, gemma4, deepseek2, mistral4, nemotron_h, nemotron_h_moe, falcon-h1",
+            "granitehybrid, gemma4, deepseek2, mistral4, nemotron_h, nemotron_h_moe, falcon-h1, "
+            "bert, nomic-bert",
             architecture);
     rc = COPY_ROWS(t, config_rows, t->config);
     if (!rc) rc = translate_widths(t);
@@ -283,6 +310,7 @@ static int translate(struct translation *t) {
     if (!rc) rc = COPY_ROWS(t, generation_rows, t->generation);
     if (!rc) rc = translate_windows(t);
     if (!rc) rc = translate_tensors(t);
+    if (!rc && t->row->encoder) rc = translate_encoder(t);
     if (!rc && t->row->kinds) rc = translate_kinds(t);
     if (!rc && t->row->latent) rc = translate_latent(t);
     if (!rc && !t->row->kinds && !t->row->latent) rc = translate_head(t);

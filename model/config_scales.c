@@ -68,7 +68,7 @@ static int read_muse(const cJSON *root, struct model_config *out, struct fault *
     int rc = json_num(root, NULL, "qk_scale_factor", 1e-3, 1e3, &scale, fault);
     if (!rc) rc = json_num(root, NULL, "output_multiplier", 1e-6, 1e6, &multiplier, fault);
     if (!rc) rc = json_num(root, NULL, "post_norm_eps", 0, 0.1, &eps, fault);
-    out->attn_gate = out->final_norm_plain = true;
+    out->attn_gate = out->final_norm_plain = out->embed_norms = true;
     out->norm_offset = out->embed_norm = out->k_norm = 1;
     out->q_norm = (float)scale;
     out->logit_scale = (float)multiplier;

@@ -200,9 +200,21 @@ static int rename_nemotron(cJSON *root, struct fault *fault) {
 
 int model_config_rename(cJSON *root, const struct family *family, struct fault *fault) {
     static const struct own_name granite[] = {{"layers_block_type", "layer_types"}};
+    static const struct own_name bert[] = {{"layer_norm_eps", "rms_norm_eps"}};
+    static const struct own_name nomic[] = {{"n_layer", "num_hidden_layers"},
+                                            {"n_embd", "hidden_size"},
+                                            {"n_head", "num_attention_heads"},
+                                            {"n_inner", "intermediate_size"},
+                                            {"n_positions", "max_position_embeddings"},
+                                            {"layer_norm_epsilon", "rms_norm_eps"},
+                                            {"activation_function", "hidden_act"},
+                                            {"rotary_emb_base", "rope_theta"},
+                                            {"rotary_emb_fraction", "partial_rotary_factor"}};
     int rc = family->lfm2 ? rename_lfm2(root, fault) : 0;
     if (!rc && family->granite_hybrid) rc = rename_fields(root, granite, 1, fault);
     if (!rc && family->nemotron) rc = rename_nemotron(root, fault);
+    if (!rc && family->bert) rc = rename_fields(root, bert, 1, fault);
+    if (!rc && family->nomic) rc = rename_fields(root, nomic, sizeof nomic / sizeof *nomic, fault);
     return rc;
 }
 

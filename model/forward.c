@@ -4,12 +4,22 @@
 #include "base/check.h"
 #include "model/internal.h"
 
+/* `bias` NULL: none. */
+static void norm_rows(struct model *model, float *y, const float *x, const float *weight,
+                      const float *bias, int rows) {
+    const struct model_config *c = &model->config;
+    const struct kern_ops *ops = model->kern->ops;
+    if (c->layer_norms)
+        ops->layer_norm(model->kern, y, x, weight, bias, rows, c->d_model, c->rms_eps);
+    else
+        ops->rms_norm(model->kern, y, x, weight, rows, c->d_model, c->rms_eps);
+}
+
 /* Returns the norm of x if the family has one, else x itself. */
 static const float *normed(struct model *model, const float *x, const float *weight, int rows) {
-    const struct model_config *c = &model->config;
     float *out = model->scratch.norm;
     if (!weight) return x;
-    model->kern->ops->rms_norm(model->kern, out, x, weight, rows, c->d_model, c->rms_eps);
+    norm_rows(model, out, x, weight, NULL, rows);
     return out;
 }
 
@@ -48,6 +58,7 @@ struct kern_attend_options model_attend_options(const struct model *model, int i
                                         .scale = c->attend_scale,
                                         .cap = c->attend_cap,
                                         .sinks = model->layers[index].sinks,
+                                        .both_ways = c->both_ways,
                                         .queries = c->per_layer[index].reads};
 }
 
@@ -235,19 +246,55 @@ void model_bring_states(struct model *model, const struct kern_span *spans, int 
     }
 }
 
-/* Adds a product to the residual stream, after a norm of the product if the family has one. */
+/* The norm of a branch; weight NULL: the family has none. */
+struct post_norm {
+    const float *weight, *bias;
+};
+
+/* Adds a product to the residual stream, after a norm of the product if the family has one, or
+ * before a norm of the sum. */
 static void add_branch(struct model *model, float *x, const float *in,
-                       const struct kern_weight *weight, const float *bias, const float *post_norm,
-                       int rows) {
+                       const struct kern_weight *weight, const float *bias,
+                       struct post_norm post_norm, int rows) {
     const struct model_config *c = &model->config;
     struct kern *kern = model->kern;
     float *branch = model->scratch.norm;
-    if (!post_norm) {
+    if (!post_norm.weight || c->norms_of_sums) {
         kern->ops->matmul(kern, x, in, weight, bias, rows, KERN_ADD);
+        if (post_norm.weight) norm_rows(model, x, x, post_norm.weight, post_norm.bias, rows);
         return;
     }
     kern->ops->matmul(kern, branch, in, weight, bias, rows, KERN_SET);
-    kern->ops->add_norm(kern, x, branch, post_norm, rows, c->d_model, c->post_eps);
+    kern->ops->add_norm(kern, x, branch, post_norm.weight, rows, c->d_model, c->post_eps);
+}
+
+/* Adds rows of a table to the embeddings: model->scratch.rows says which. */
+static void add_table(struct model *model, const struct kern_weight *table, int rows) {
+    const struct scratch *s = &model->scratch;
+    struct kern *kern = model->kern;
+    kern->ops->embed(kern, s->norm, table, 1, s->rows, rows);
+    kern->ops->add(kern, s->x, s->norm, rows, model->config.d_model);
+}
+
+/* The inputs of the first layer. */
+static void step_embed(struct model *model, const struct kern_batch *batch) {
+    const struct model_config *c = &model->config;
+    const struct scratch *s = &model->scratch;
+    struct kern *kern = model->kern;
+    kern->ops->embed(kern, s->x, model->embed, c->embed_scale, batch->tokens, batch->rows);
+    for (int i = 0; i < batch->span_count && model->positions; i++)
+        for (int k = 0; k < batch->spans[i].count; k++)
+            s->rows[batch->spans[i].row + k] = c->position_first + batch->spans[i].pos + k;
+    if (model->positions) add_table(model, model->positions, batch->rows);
+    for (int i = 0; i < batch->span_count && model->types; i++) {
+        const struct kern_span *span = &batch->spans[i];
+        for (int k = 0; k < span->count; k++)
+            s->rows[span->row + k] =
+                c->type_rows > 1 && span->second > 0 && span->pos + k >= span->second;
+    }
+    if (model->types) add_table(model, model->types, batch->rows);
+    if (model->embed_norm)
+        norm_rows(model, s->x, s->x, model->embed_norm, model->embed_norm_bias, batch->rows);
 }
 
 /* Computes each layer's embeddings for the step's tokens: from a table of their own, plus a product
@@ -275,7 +322,8 @@ static void end_layer(struct model *model, int index, float *x, const float *eac
         kern->ops->glu_apart(kern, s->ff, s->gate_up, each + (ptrdiff_t)index * c->each_embed,
                              (int64_t)c->layers * c->each_embed, rows, c->each_embed,
                              c->activation);
-        add_branch(model, x, s->ff, layer->each_out, NULL, layer->each_post_norm, rows);
+        add_branch(model, x, s->ff, layer->each_out, NULL,
+                   (struct post_norm){layer->each_post_norm, NULL}, rows);
     }
     if (layer->out_scale) kern->ops->scale(kern, x, layer->out_scale, rows, c->d_model);
 }
@@ -291,7 +339,8 @@ static void step_gate_up(struct model *model, int index, const float *in, int ro
     const struct model_config *c = &model->config;
     struct scratch *s = &model->scratch;
     struct kern *kern = model->kern;
-    kern->ops->matmul(kern, s->gate_up, in, model->layers[index].gate_up, NULL, rows, KERN_SET);
+    const struct layer *layer = &model->layers[index];
+    kern->ops->matmul(kern, s->gate_up, in, layer->gate_up, layer->up_bias, rows, KERN_SET);
     if (c->ungated)
         kern->ops->glu_apart(kern, s->ff, s->gate_up, s->gate_up, d_ff, rows, d_ff, c->activation);
     else
@@ -347,7 +396,7 @@ static void step_feed_forward(struct model *model, int index, float *x, const fl
     const struct layer *layer = &model->layers[index];
     struct scratch *s = &model->scratch;
     struct kern *kern = model->kern;
-    const float *post_norm = layer->attn_post_norm;
+    const struct post_norm post_norm = {layer->attn_post_norm, layer->attn_post_bias};
     if (layer->o) add_branch(model, x, heads, layer->o, layer->o_bias, post_norm, rows);
     if (layer->state_out) add_branch(model, x, mixed, layer->state_out, NULL, post_norm, rows);
     if (c->per_layer[index].no_network) return;
@@ -366,7 +415,8 @@ static void step_feed_forward(struct model *model, int index, float *x, const fl
         kern->ops->open_gates(kern, s->ff, s->gates, rows, d_ff, true);
     }
     show(model, index, layer->experts ? ROLE_SHARED_DOWN : ROLE_DOWN, s->ff, rows);
-    add_branch(model, x, s->ff, layer->down, NULL, layer->ffn_post_norm, rows);
+    add_branch(model, x, s->ff, layer->down, layer->down_bias,
+               (struct post_norm){layer->ffn_post_norm, layer->ffn_post_bias}, rows);
 }
 
 static bool wants_every_row(const int32_t *want, int want_count, int rows) {
@@ -415,9 +465,36 @@ static const float *step_hidden(struct model *model, int rows, const int32_t *wa
     const int last = c->layers - 1;
     step_feed_forward(model, last, s->x, s->heads, s->mixed, rows);
     end_layer(model, last, s->x, s->each, rows);
-    ops->rms_norm(model->kern, s->x, s->x, model->final_norm, rows, c->d_model, c->rms_eps);
+    if (model->final_norm) norm_rows(model, s->x, s->x, model->final_norm, NULL, rows);
     if (want_count) ops->gather_rows(model->kern, s->norm, s->x, want, want_count, c->d_model);
     return s->x;
+}
+
+int model_vector_width(const struct model_config *config) {
+    const int count = config->finish.count;
+    return count ? config->finish.width[count - 1] : config->d_model;
+}
+
+int model_finish_vector(struct model *model, const float *pooled, float *out) {
+    const struct model_config *c = &model->config;
+    const struct kern_ops *ops = model->kern->ops;
+    const struct scratch *s = &model->scratch;
+    const float *in = pooled;
+    int width = c->d_model, rc = 0;
+    for (int i = 0; i < c->finish.count && !rc; i++) {
+        rc = ops->upload(model->kern, s->finish[0], in, (size_t)width * sizeof *in);
+        width = c->finish.width[i];
+        ops->matmul(model->kern, s->finish[1], s->finish[0], model->finish[i],
+                    model->finish_bias[i], 1, KERN_SET);
+        if (!rc)
+            rc = ops->download(model->kern, s->finish_host, s->finish[1],
+                               (size_t)width * sizeof *in);
+        for (int k = 0; k < width && c->finish.kind[i] == MODEL_FINISH_TANH; k++)
+            s->finish_host[k] = tanhf(s->finish_host[k]);
+        in = s->finish_host;
+    }
+    for (int i = 0; i < width && !rc; i++) out[i] = in[i];
+    return rc;
 }
 
 int model_step(struct model *model, const struct kern_batch *batch, const int32_t *want,
@@ -436,11 +513,9 @@ int model_step_hidden(struct model *model, const struct kern_batch *batch, const
     *logits = s->logits;
     int rc = kern->ops->begin_step(kern, batch);
     if (rc) return rc;
+    CHECK(!c->both_ways || want_count == 0);
     note_peeked(model, batch);
-    kern->ops->embed(kern, s->x, model->embed, c->embed_scale, batch->tokens, batch->rows);
-    if (model->embed_norm)
-        kern->ops->rms_norm(kern, s->x, s->x, model->embed_norm, batch->rows, c->d_model,
-                            c->rms_eps);
+    step_embed(model, batch);
     if (model->block_of) rc = model_enter_block(model, batch->rows);
     if (rc) return rc;
     if (c->embeds_each) step_each(model, batch);
@@ -454,8 +529,7 @@ int model_step_hidden(struct model *model, const struct kern_batch *batch, const
             *hidden = step_hidden(model, batch->rows, want, want_count);
         } else if (want_count) {
             wanted = step_wanted(model, batch->rows, want, want_count);
-            kern->ops->rms_norm(kern, s->norm, wanted, model->final_norm, want_count, c->d_model,
-                                c->rms_eps);
+            norm_rows(model, s->norm, wanted, model->final_norm, NULL, want_count);
         }
     }
     if (want_count) {

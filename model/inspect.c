@@ -199,11 +199,16 @@ static void describe_pooling(const struct model_config *c, struct buf *out) {
     static const char *const names[] = {[MODEL_POOL_LAST] = "the last token",
                                         [MODEL_POOL_MEAN] = "the mean over all tokens",
                                         [MODEL_POOL_CLS] = "the first token"};
-    if (c->pooling.other[0])
+    if (c->both_ways) buf_str(out, "reading      texts both ways, each in one step; no answers\n");
+    if (c->finish.labels)
+        buf_fmt(out, "labels       %d for a pair of texts%s\n", c->finish.labels,
+                c->finish.sigmoid ? ", a score is a sigmoid" : "");
+    else if (c->pooling.other[0])
         buf_fmt(out, "vectors      the files ask for %s, which keepd does not have\n",
                 c->pooling.other);
     else if (c->pooling.how)
-        buf_fmt(out, "vectors      of %d numbers, from %s\n", c->d_model, names[c->pooling.how]);
+        buf_fmt(out, "vectors      of %d numbers, from %s\n", model_vector_width(c),
+                names[c->pooling.how]);
 }
 
 static int networks_alone(const struct model_config *c) {

@@ -28,7 +28,7 @@ struct layer {
     /* backend memory, float32; NULL where the family has none */
     float *sinks;
     float *attn_norm, *attn_post_norm, *ffn_norm, *ffn_post_norm, *q_norm, *k_norm, *v_norm,
-        *qkv_bias, *o_bias;
+        *qkv_bias, *o_bias, *up_bias, *down_bias, *attn_post_bias, *ffn_post_bias;
     /* The branch of the layer's own embeddings, and the factor on the layer's output. */
     struct kern_weight *each_gate, *each_out;
     float *each_post_norm, *out_scale;
@@ -68,9 +68,12 @@ struct scratch {
     float *last_heads; /* [logits_max, as heads] */
     float *last_mixed; /* [logits_max, as mixed] */
     float *logits;     /* [logits_max, vocab] */
-    float *pairs;  /* [2, rows_max, d_model] a block's inputs: norms of embeddings, then of hidden
-                      states */
-    float *joined; /* [rows_max, 2 d_model] the same, side by side */
+    float *pairs; /* [2, rows_max, d_model] a block's inputs: norms of embeddings, then of hidden
+                     states */
+    float *finish[2];   /* [the widest of config.finish] inputs and outputs of its products */
+    float *finish_host; /* the same, host memory */
+    int32_t *rows;      /* [rows_max] host memory: rows of a table that are added to embeddings */
+    float *joined;      /* [rows_max, 2 d_model] the same, side by side */
 };
 
 /* The inputs of recurrent states of the last step's spans that peeked, backend memory. */
@@ -87,7 +90,10 @@ struct model {
     struct model_config config;
     struct kern_weight *embed, *head; /* the same matrix when tied */
     float *final_norm;
-    float *embed_norm;                        /* NULL where the family has none */
+    float *embed_norm, *embed_norm_bias;   /* NULL where the family has none */
+    struct kern_weight *positions, *types; /* tables, whose rows are added to the embeddings */
+    struct kern_weight *finish[MODEL_FINISH_MAX]; /* config.finish */
+    float *finish_bias[MODEL_FINISH_MAX];
     struct kern_weight *each_embed, *each_in; /* embeddings for each layer */
     float *each_in_norm;
     struct layer *layers;

@@ -859,12 +859,10 @@ static int load_ends(struct loader *loader) {
                          "tensor is in the file but %s has %d layers", description(loader),
                          c->layers);
     }
-    int rc = load_slot(loader, -1, &slot_embed, model);
-    if (!rc && c->embed_norm > 0) rc = load_slot(loader, -1, &slot_embed_norm, model);
-    if (!rc) rc = load_slot(loader, -1, &slot_final_norm, model);
-    for (int i = 0; i < SLOT_EACH_COUNT && c->embeds_each && !rc; i++)
-        rc = load_slot(loader, -1, &slot_each[i], model);
-    if (rc) return rc;
+    int rc = 0;
+    for (size_t i = 0; i < end_slot_count && !rc; i++)
+        if (slot_wanted_outside(end_slots[i], c)) rc = load_slot(loader, -1, end_slots[i], model);
+    if (rc || c->encoder) return rc;
     char head[TENSOR_NAME_MAX];
     name_of(loader, ROLE_HEAD, -1, head);
     if (!c->tied_embeddings && loader->weights && !has_tensor(loader, ROLE_HEAD, -1) &&

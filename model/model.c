@@ -111,6 +111,11 @@ static int check_shape(const struct model *model, struct fault *fault) {
             "%s models have embeddings for each layer, or factors of layers, which the "
             "%s backend does not compute: serve it with --device cpu",
             c->family, ops->name);
+    if ((c->both_ways && !ops->both_ways) || (c->layer_norms && !(ops->layer_norm && ops->add)))
+        return fault_set(fault, ERR_UNSUPPORTED, "model",
+                         "%s models read texts both ways, which the %s backend does not compute: "
+                         "serve it with --device cpu",
+                         c->family, ops->name);
     if (c->ungated && !ops->glu_apart)
         return fault_set(fault, ERR_UNSUPPORTED, "model",
                          "%s models have networks without gates, which the %s backend does not "
@@ -140,10 +145,15 @@ static int open_scratch(struct model *model, bool check_only, struct fault *faul
         gates = gates > c->head_dim ? gates : c->head_dim;
         latent = latent > latent_query_dim(c) ? latent : latent_query_dim(c);
     }
+    int finish = c->finish.count ? c->d_model : 0;
+    for (int i = 0; i < c->finish.count; i++)
+        if (c->finish.width[i] > finish) finish = c->finish.width[i];
     const struct {
         float **out;
         int rows, width;
     } arrays[] = {
+        {&s->finish[0], 1, finish},
+        {&s->finish[1], 1, finish},
         {&s->x, model->rows_max, c->d_model},
         {&s->norm, model->rows_max, c->d_model},
         {&s->qkv, model->rows_max, in},
@@ -162,10 +172,14 @@ static int open_scratch(struct model *model, bool check_only, struct fault *faul
         {&s->last_x, model->logits_max, c->d_model},
         {&s->last_heads, model->logits_max, heads},
         {&s->last_mixed, model->logits_max, mixed},
-        {&s->logits, model->logits_max, c->vocab},
+        {&s->logits, model->logits_max, c->both_ways ? 0 : c->vocab},
         {&s->pairs, model->block_of ? 2 * model->rows_max : 0, c->d_model},
         {&s->joined, model->block_of ? 2 * model->rows_max : 0, c->d_model},
     };
+    s->rows = mem_try_alloc((size_t)model->rows_max, sizeof *s->rows);
+    s->finish_host = finish ? mem_try_alloc((size_t)finish, sizeof *s->finish_host) : NULL;
+    if (!s->rows || (finish && !s->finish_host))
+        return fault_set(fault, ERR_NOMEM, "max-num-batched-tokens", "no memory for a table");
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
         size_t bytes = (size_t)arrays[i].rows * (size_t)arrays[i].width * sizeof(float);
         model->step_bytes += bytes;
@@ -239,6 +253,9 @@ int model_read(const char *path, int context, bool random, struct model_config *
         int rc = load_config(config, path, context, fault);
         if (!rc) rc = load_quantization(config, path, fault);
         if (!rc) rc = pooling_of_directory(path, &config->pooling, fault);
+        const int most = config->pooling.tokens_max;
+        if (!rc && config->both_ways && most > 0 && most < config->max_positions)
+            config->max_positions = most; /* longer texts were not seen in training */
         if (!rc && !random) rc = weights_open(path, weights, fault);
         if (rc || random) return rc;
         rc = weights_take_text(*weights, fault);
@@ -356,11 +373,8 @@ static void close_weights(struct model *model) {
         close_layer(model, &model->layers[i]);
     if (model->block_of) model->embed = model->head = NULL;
     if (model->head == model->embed) model->head = NULL;
-    close_slot(model, model, &slot_embed);
-    close_slot(model, model, &slot_embed_norm);
-    close_slot(model, model, &slot_final_norm);
+    for (size_t i = 0; i < end_slot_count; i++) close_slot(model, model, end_slots[i]);
     close_slot(model, model, &slot_head);
-    for (int i = 0; i < SLOT_EACH_COUNT; i++) close_slot(model, model, &slot_each[i]);
     for (int i = 0; i < SLOT_BLOCK_COUNT; i++) close_slot(model, model, &slot_block[i]);
     mem_free(model->layers);
     model_config_close(&model->config);
@@ -370,13 +384,16 @@ void model_close(struct model *model) {
     if (!model) return;
     struct kern *kern = model->kern;
     const struct scratch *s = &model->scratch;
-    float *arrays[] = {s->gates,  s->x,          s->norm,     s->qkv,     s->heads,      s->gate_up,
-                       s->ff,     s->router,     s->log_beta, s->last_x,  s->last_heads, s->logits,
-                       s->mixed,  s->last_mixed, s->each,     s->each_in, s->last_each,  s->latent,
-                       s->beside, s->pairs,      s->joined};
+    float *arrays[] = {s->gates,      s->x,         s->norm,     s->qkv,        s->heads,
+                       s->gate_up,    s->ff,        s->router,   s->log_beta,   s->last_x,
+                       s->last_heads, s->logits,    s->mixed,    s->last_mixed, s->each,
+                       s->each_in,    s->last_each, s->latent,   s->beside,     s->pairs,
+                       s->joined,     s->finish[0], s->finish[1]};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
         if (arrays[i]) kern->ops->mem_free(kern, arrays[i]);
     }
+    mem_free(s->rows);
+    mem_free(s->finish_host);
     close_peeked(model);
     mem_free(model->block_order);
     if (!model->borrowed) close_weights(model);

@@ -50,6 +50,20 @@ struct model_factors {
     float q, k, v, o, z, x, b, c, dt, state_out, gate, down;
 };
 
+/* Up to two products behind pooling: sentence-transformers' Dense modules, or the head of a
+ * classifier, which gives `labels` numbers. */
+#define MODEL_FINISH_MAX 2
+enum model_finish_kind { MODEL_FINISH_IDENTITY, MODEL_FINISH_TANH };
+struct model_finish {
+    int count;
+    int width[MODEL_FINISH_MAX];
+    bool has[MODEL_FINISH_MAX], bias[MODEL_FINISH_MAX];
+    enum model_finish_kind kind[MODEL_FINISH_MAX]; /* applied behind the product */
+    int labels;                                    /* 0: the result is a vector */
+    bool sigmoid; /* of a single label, where a score is asked for */
+    bool roberta_names;
+};
+
 struct model_config {
     char family[32]; /* model_type of config.json: "qwen3", "llama", ... */
     int layers, d_model, d_ff, heads_q, vocab;
@@ -114,7 +128,8 @@ struct model_config {
     /* Above 0: a norm of the embeddings, and of queries and keys, whose weights are all this number
      * where files have none. */
     float embed_norm, q_norm, k_norm;
-    bool v_norms; /* norms of values, with v_norm as weights */
+    bool embed_norms; /* there is a norm of the embeddings */
+    bool v_norms;     /* norms of values, with v_norm as weights */
     float v_norm;
     /* Embeddings for each layer (Gemma 4): numbers of each, 0: none; see embeds_each.
      * Each layer adds a gated product of its own ones behind its network. */
@@ -123,6 +138,22 @@ struct model_config {
     float each_norm_scale;
     bool layer_scales; /* a factor on what each layer hands on */
     enum kern_activation activation;
+    /* A text is read in one step, in which every token sees all others; there are vectors of texts
+     * alone, and no answers. */
+    bool both_ways;
+    bool encoder;                 /* the same, of BERT's kind: without a last norm and an LM head */
+    bool bert_names, nomic_names; /* files name tensors as BERT's, and as nomic-bert's do */
+    bool layer_norms; /* norms are LayerNorm, with norm_bias plus a vector; else RMSNorm */
+    bool norm_bias;
+    bool norms_of_sums; /* norms of outputs are of the sum of inputs and outputs, and there is no
+                           norm behind the last layer */
+    bool ff_bias;       /* biases of networks' products */
+    /* Rows of the tables of positions and of types, 0: there is none; the row of the first
+     * position. */
+    bool learned_positions, typed;
+    int position_rows, position_first, type_rows;
+    /* Products that make a text's vector, or its labels, of what was pooled. */
+    struct model_finish finish;
     bool ungated;               /* networks have one product in front, which is its own gate */
     bool pre_norms, post_norms; /* attention and the feed-forward network have norms of their
                                    inputs, of their outputs */
@@ -258,6 +289,10 @@ size_t model_step_bytes(const struct model *model);
  * nothing appended. */
 int model_step(struct model *model, const struct kern_batch *batch, const int32_t *want,
                int want_count, const float **logits);
+/* Computes config->finish for one text: `pooled` [d_model] and `out` [model_vector_width] are host
+ * memory. Waits for the backend. */
+int model_finish_vector(struct model *model, const float *pooled, float *out);
+int model_vector_width(const struct model_config *config);
 /* The same; with `hidden` not NULL it also leaves the outputs of the final norm for every row of
  * the step in *hidden, backend memory [batch->rows, d_model], valid until the next call. */
 int model_step_hidden(struct model *model, const struct kern_batch *batch, const int32_t *want,

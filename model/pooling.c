@@ -93,6 +93,13 @@ int pooling_of_directory(const char *dir, struct pooling *out, struct fault *fau
     }
     if (config) read_modes(config, out);
     json_free(config);
+    config = NULL;
+    if (rc == 0) rc = read_tree(dir, "sentence_bert_config.json", &config, fault);
+    int64_t most = 0;
+    if (rc == 0 && config)
+        rc = json_int(config, NULL, "max_seq_length", 1, INT32_MAX, &most, fault);
+    out->tokens_max = (int)most;
+    json_free(config);
     json_free(modules);
     return rc;
 }

@@ -159,11 +159,10 @@ static int make_plan(struct saving *s) {
     s->naming = tensor_naming(&s->config, weights_gguf(s->weights) != NULL);
     s->plan = mem_try_alloc(count_of(s), sizeof *s->plan);
     if (!s->plan) return fault_set(s->fault, ERR_NOMEM, "model", "no memory for a table");
-    int rc = plan_slot(s, &slot_embed, -1);
-    if (!rc) rc = plan_slot(s, &slot_final_norm, -1);
-    for (int i = 0; i < SLOT_EACH_COUNT && s->config.embeds_each && !rc; i++)
-        rc = plan_slot(s, &slot_each[i], -1);
-    if (!rc && !s->config.tied_embeddings) rc = plan_slot(s, &slot_head, -1);
+    int rc = 0;
+    for (size_t i = 0; i < end_slot_count && !rc; i++)
+        if (slot_wanted_outside(end_slots[i], &s->config)) rc = plan_slot(s, end_slots[i], -1);
+    if (!rc && !s->config.tied_embeddings && !s->config.encoder) rc = plan_slot(s, &slot_head, -1);
     for (int l = 0; l < s->config.layers && !rc; l++)
         for (size_t i = 0; i < layer_slot_count && !rc; i++)
             if (slot_wanted(&layer_slots[i], &s->config, l)) rc = plan_slot(s, &layer_slots[i], l);

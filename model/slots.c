@@ -15,18 +15,32 @@
 #define GROUPS(member) .groups = offsetof(struct model_config, member)
 
 const struct slot slot_embed = {MATRIX(model, embed, VOCAB, ROLE_EMBED), .count = 1};
-const struct slot slot_embed_norm = {VECTOR(model, embed_norm, true, ROLE_EMBED_NORM), .count = 1,
-                                     .fixed = offsetof(struct model_config, embed_norm)};
 const struct slot slot_final_norm = {VECTOR(model, final_norm, true, ROLE_FINAL_NORM), .count = 1,
-                                     .scaled = offsetof(struct model_config, logit_scale)};
+                                     .scaled = offsetof(struct model_config, logit_scale),
+                                     UNWANTED(norms_of_sums)};
 const struct slot slot_head = {MATRIX(model, head, VOCAB, ROLE_HEAD), .count = 1};
 
-const struct slot slot_each[SLOT_EACH_COUNT] = {
-    {MATRIX(model, each_embed, VOCAB, ROLE_EACH_EMBED), .count = 1},
-    {MATRIX(model, each_in, NONE, ROLE_EACH_IN), .count = 1},
-    {VECTOR(model, each_in_norm, true, ROLE_EACH_IN_NORM), .count = 1,
+static const struct slot slot_embed_norm = {VECTOR(model, embed_norm, true, ROLE_EMBED_NORM),
+                                            .count = 1, WANTED(embed_norms),
+                                            .fixed = offsetof(struct model_config, embed_norm)};
+static const struct slot slots_beside[] = {
+    {VECTOR(model, embed_norm_bias, false, ROLE_EMBED_NORM_BIAS), .count = 1, WANTED(norm_bias)},
+    {MATRIX(model, positions, VOCAB, ROLE_POSITIONS), .count = 1, WANTED(learned_positions)},
+    {MATRIX(model, types, VOCAB, ROLE_TYPES), .count = 1, WANTED(typed)},
+    {MATRIX(model, finish[0], NONE, ROLE_FINISH_1), .count = 1, WANTED(finish.has[0])},
+    {VECTOR(model, finish_bias[0], false, ROLE_FINISH_1_BIAS), .count = 1, WANTED(finish.bias[0])},
+    {MATRIX(model, finish[1], NONE, ROLE_FINISH_2), .count = 1, WANTED(finish.has[1])},
+    {VECTOR(model, finish_bias[1], false, ROLE_FINISH_2_BIAS), .count = 1, WANTED(finish.bias[1])},
+    {MATRIX(model, each_embed, VOCAB, ROLE_EACH_EMBED), .count = 1, WANTED(embeds_each)},
+    {MATRIX(model, each_in, NONE, ROLE_EACH_IN), .count = 1, WANTED(embeds_each)},
+    {VECTOR(model, each_in_norm, true, ROLE_EACH_IN_NORM), .count = 1, WANTED(embeds_each),
      .scaled = offsetof(struct model_config, each_norm_scale)},
 };
+const struct slot *const end_slots[] = {
+    &slot_embed,      &slot_embed_norm, &slots_beside[0], &slots_beside[1], &slots_beside[2],
+    &slot_final_norm, &slots_beside[3], &slots_beside[4], &slots_beside[5], &slots_beside[6],
+    &slots_beside[7], &slots_beside[8], &slots_beside[9]};
+const size_t end_slot_count = sizeof end_slots / sizeof *end_slots;
 
 const struct slot slot_block[SLOT_BLOCK_COUNT] = {
     {MATRIX(model, block_in, NONE, ROLE_BLOCK_IN), .count = 1},
@@ -105,6 +119,7 @@ const struct slot layer_slots[] = {
      WANTED(mamba_norm)},
     {MATRIX(layer, state_out, COLS, ROLE_MAMBA_OUT), .count = 1, .layers = SLOT_MAMBA},
     {VECTOR(layer, attn_post_norm, true, ROLE_ATTN_POST_NORM), .count = 1, WANTED(post_norms)},
+    {VECTOR(layer, attn_post_bias, false, ROLE_ATTN_POST_BIAS), .count = 1, WANTED(norm_bias)},
     {VECTOR(layer, ffn_norm, true, ROLE_FFN_NORM), .count = 1, .layers = SLOT_BEHIND,
      WANTED(pre_norms)},
     {VECTOR(layer, ffn_norm, true, ROLE_ATTN_NORM), .count = 1, .layers = SLOT_ALONE,
@@ -112,7 +127,11 @@ const struct slot layer_slots[] = {
     {MATRIX(layer, gate_up, ROWS, ROLE_GATE, ROLE_UP), .count = 2, .layers = SLOT_DENSE,
      UNWANTED(ungated)},
     {MATRIX(layer, gate_up, ROWS, ROLE_UP), .count = 1, .layers = SLOT_DENSE, WANTED(ungated)},
+    {VECTOR(layer, up_bias, false, ROLE_UP_BIAS), .count = 1, .layers = SLOT_DENSE,
+     WANTED(ff_bias)},
     {MATRIX(layer, down, COLS, ROLE_DOWN), .count = 1, .layers = SLOT_DENSE},
+    {VECTOR(layer, down_bias, false, ROLE_DOWN_BIAS), .count = 1, .layers = SLOT_DENSE,
+     WANTED(ff_bias)},
     {VECTOR(layer, sinks, false, ROLE_SINKS), .count = 1, .layers = SLOT_ATTENTION, WANTED(sinks)},
     {MATRIX(layer, router, NONE, ROLE_ROUTER), .count = 1, .layers = SLOT_ROUTED},
     {MATRIX(layer, gate_up, ROWS, ROLE_SHARED_GATE, ROLE_SHARED_UP), .count = 2,
@@ -152,6 +171,7 @@ const struct slot layer_slots[] = {
     {VECTOR(layer, experts_factors, true, ROLE_EXPERTS_FACTORS), .count = 1, .layers = SLOT_ROUTED,
      WANTED(gemma4_experts), .plain = true},
     {VECTOR(layer, ffn_post_norm, true, ROLE_FFN_POST_NORM), .count = 1, WANTED(post_norms)},
+    {VECTOR(layer, ffn_post_bias, false, ROLE_FFN_POST_BIAS), .count = 1, WANTED(norm_bias)},
     {MATRIX(layer, each_gate, NONE, ROLE_EACH_GATE), .count = 1, WANTED(embeds_each)},
     {MATRIX(layer, each_out, NONE, ROLE_EACH_OUT), .count = 1, WANTED(embeds_each)},
     {VECTOR(layer, each_post_norm, true, ROLE_EACH_POST_NORM), .count = 1, WANTED(embeds_each)},
@@ -188,6 +208,11 @@ static bool has_kind(enum slot_layers kind, const struct model_layer_config *lay
     }
 }
 
+bool slot_wanted_outside(const struct slot *slot, const struct model_config *config) {
+    const bool *flags = (const bool *)config;
+    return (!slot->wanted || flags[slot->wanted]) && (!slot->unwanted || !flags[slot->unwanted]);
+}
+
 bool slot_wanted(const struct slot *slot, const struct model_config *config, int layer) {
     const struct model_layer_config *its = &config->per_layer[layer];
     if (!has_kind(slot->layers, its)) return false;
@@ -197,8 +222,7 @@ bool slot_wanted(const struct slot *slot, const struct model_config *config, int
     if (slot->source == SLOT_K ? !its->keys_are_values
                                : slot->source == SLOT_KV && its->keys_are_values)
         return false;
-    const bool *flags = (const bool *)config;
-    return (!slot->wanted || flags[slot->wanted]) && (!slot->unwanted || !flags[slot->unwanted]);
+    return slot_wanted_outside(slot, config);
 }
 
 bool role_wanted(enum role role, const struct model_config *config, int layer) {
@@ -272,10 +296,11 @@ static int64_t slot_numbers(const struct slot *slot, const struct model_config *
 struct model_numbers model_count_numbers(const struct model_config *config) {
     struct model_numbers sum = {0};
     int64_t of_experts = 0;
-    sum.all = slot_numbers(&slot_embed, config, 0) + slot_numbers(&slot_final_norm, config, 0);
-    if (!config->tied_embeddings) sum.all += slot_numbers(&slot_head, config, 0);
-    for (int i = 0; i < SLOT_EACH_COUNT && config->embeds_each; i++)
-        sum.all += slot_numbers(&slot_each[i], config, 0);
+    for (size_t i = 0; i < end_slot_count; i++)
+        if (slot_wanted_outside(end_slots[i], config))
+            sum.all += slot_numbers(end_slots[i], config, 0);
+    if (!config->tied_embeddings && !config->encoder)
+        sum.all += slot_numbers(&slot_head, config, 0);
     for (int layer = 0; layer < config->layers; layer++) {
         for (size_t i = 0; i < layer_slot_count; i++) {
             if (!slot_wanted(&layer_slots[i], config, layer)) continue;

@@ -46,7 +46,11 @@ enum width {
     WIDTH_LATENT_ENTRY,
     WIDTH_LATENT,
     WIDTH_LATENT_STILL,
-    WIDTH_LATENT_VALUE
+    WIDTH_LATENT_VALUE,
+    WIDTH_POSITIONS,
+    WIDTH_TYPES,
+    WIDTH_FINISH_1,
+    WIDTH_FINISH_2
 };
 
 /* Names of a role of Mamba-2. */
@@ -63,7 +67,8 @@ static const struct {
     bool in_layer;
 } tensors[ROLE_COUNT] = {
     [ROLE_EMBED] = {{"model.embed_tokens.weight", NULL,
-                     "token_embd.weight", [NAMING_HF_NEMOTRON_H] = "model.embeddings.weight"},
+                     "token_embd.weight", [NAMING_HF_NEMOTRON_H] = "model.embeddings.weight",
+                     [NAMING_HF_BERT] = "embeddings.word_embeddings.weight"},
                     WIDTH_VOCAB,
                     WIDTH_MODEL,
                     false},
@@ -75,7 +80,52 @@ static const struct {
                          WIDTH_MODEL,
                          WIDTH_NONE,
                          false},
-    [ROLE_EMBED_NORM] = {{NULL}, WIDTH_MODEL, WIDTH_NONE, false},
+    [ROLE_EMBED_NORM] = {{[NAMING_HF_BERT] = "embeddings.LayerNorm.weight",
+                          [NAMING_HF_NOMIC_BERT] = "emb_ln.weight",
+                          [NAMING_GGUF_BERT] = "token_embd_norm.weight"},
+                         WIDTH_MODEL,
+                         WIDTH_NONE,
+                         false},
+    [ROLE_EMBED_NORM_BIAS] = {{[NAMING_HF_BERT] = "embeddings.LayerNorm.bias",
+                               [NAMING_HF_NOMIC_BERT] = "emb_ln.bias",
+                               [NAMING_GGUF_BERT] = "token_embd_norm.bias"},
+                              WIDTH_MODEL,
+                              WIDTH_NONE,
+                              false},
+    [ROLE_POSITIONS] = {{[NAMING_HF_BERT] = "embeddings.position_embeddings.weight",
+                         [NAMING_GGUF_BERT] = "position_embd.weight"},
+                        WIDTH_POSITIONS,
+                        WIDTH_MODEL,
+                        false},
+    [ROLE_TYPES] = {{[NAMING_HF_BERT] = "embeddings.token_type_embeddings.weight",
+                     [NAMING_GGUF_BERT] = "token_types.weight"},
+                    WIDTH_TYPES,
+                    WIDTH_MODEL,
+                    false},
+    [ROLE_FINISH_1] = {{[NAMING_HF_BERT] = "pooler.dense.weight",
+                        [NAMING_HF_ROBERTA] = "classifier.dense.weight",
+                        [NAMING_GGUF_BERT] = "cls.weight"},
+                       WIDTH_FINISH_1,
+                       WIDTH_MODEL,
+                       false},
+    [ROLE_FINISH_1_BIAS] = {{[NAMING_HF_BERT] = "pooler.dense.bias",
+                             [NAMING_HF_ROBERTA] = "classifier.dense.bias",
+                             [NAMING_GGUF_BERT] = "cls.bias"},
+                            WIDTH_FINISH_1,
+                            WIDTH_NONE,
+                            false},
+    [ROLE_FINISH_2] = {{[NAMING_HF_BERT] = "classifier.weight",
+                        [NAMING_HF_ROBERTA] = "classifier.out_proj.weight",
+                        [NAMING_GGUF_BERT] = "cls.output.weight"},
+                       WIDTH_FINISH_2,
+                       WIDTH_FINISH_1,
+                       false},
+    [ROLE_FINISH_2_BIAS] = {{[NAMING_HF_BERT] = "classifier.bias",
+                             [NAMING_HF_ROBERTA] = "classifier.out_proj.bias",
+                             [NAMING_GGUF_BERT] = "cls.output.bias"},
+                            WIDTH_FINISH_2,
+                            WIDTH_NONE,
+                            false},
     [ROLE_HEAD] = {{"lm_head.weight", NULL, "output.weight"}, WIDTH_VOCAB, WIDTH_MODEL, false},
     [ROLE_ATTN_NORM] = {{"input_layernorm.weight", NULL,
                          "attn_norm.weight", [NAMING_HF_LFM2] = "operator_norm.weight",
@@ -85,37 +135,49 @@ static const struct {
                         true},
     [ROLE_Q] = {{"self_attn.q_proj.weight", "self_attn.qkv_proj.weight",
                  "attn_q.weight", [NAMING_GGUF_FUSED] = "attn_qkv.weight",
-                 [NAMING_HF_NEMOTRON_H] = "mixer.q_proj.weight"},
+                 [NAMING_HF_NEMOTRON_H] = "mixer.q_proj.weight",
+                 [NAMING_HF_BERT] = "attention.self.query.weight",
+                 [NAMING_HF_NOMIC_BERT] = "attn.Wqkv.weight",
+                 [NAMING_GGUF_NOMIC_BERT] = "attn_qkv.weight"},
                 WIDTH_Q,
                 WIDTH_MODEL,
                 true},
     [ROLE_K] = {{"self_attn.k_proj.weight", "self_attn.qkv_proj.weight",
                  "attn_k.weight", [NAMING_GGUF_FUSED] = "attn_qkv.weight",
-                 [NAMING_HF_NEMOTRON_H] = "mixer.k_proj.weight"},
+                 [NAMING_HF_NEMOTRON_H] = "mixer.k_proj.weight",
+                 [NAMING_HF_BERT] = "attention.self.key.weight",
+                 [NAMING_HF_NOMIC_BERT] = "attn.Wqkv.weight",
+                 [NAMING_GGUF_NOMIC_BERT] = "attn_qkv.weight"},
                 WIDTH_KV,
                 WIDTH_MODEL,
                 true},
     [ROLE_V] = {{"self_attn.v_proj.weight", "self_attn.qkv_proj.weight",
                  "attn_v.weight", [NAMING_GGUF_FUSED] = "attn_qkv.weight",
-                 [NAMING_HF_NEMOTRON_H] = "mixer.v_proj.weight"},
+                 [NAMING_HF_NEMOTRON_H] = "mixer.v_proj.weight",
+                 [NAMING_HF_BERT] = "attention.self.value.weight",
+                 [NAMING_HF_NOMIC_BERT] = "attn.Wqkv.weight",
+                 [NAMING_GGUF_NOMIC_BERT] = "attn_qkv.weight"},
                 WIDTH_KV,
                 WIDTH_MODEL,
                 true},
     [ROLE_Q_BIAS] = {{"self_attn.q_proj.bias", NULL,
                       "attn_q.bias", [NAMING_GGUF_FUSED] = "attn_qkv.bias",
-                      [NAMING_HF_NEMOTRON_H] = "mixer.q_proj.bias"},
+                      [NAMING_HF_NEMOTRON_H] = "mixer.q_proj.bias",
+                      [NAMING_HF_BERT] = "attention.self.query.bias"},
                      WIDTH_Q,
                      WIDTH_NONE,
                      true},
     [ROLE_K_BIAS] = {{"self_attn.k_proj.bias", NULL,
                       "attn_k.bias", [NAMING_GGUF_FUSED] = "attn_qkv.bias",
-                      [NAMING_HF_NEMOTRON_H] = "mixer.k_proj.bias"},
+                      [NAMING_HF_NEMOTRON_H] = "mixer.k_proj.bias",
+                      [NAMING_HF_BERT] = "attention.self.key.bias"},
                      WIDTH_KV,
                      WIDTH_NONE,
                      true},
     [ROLE_V_BIAS] = {{"self_attn.v_proj.bias", NULL,
                       "attn_v.bias", [NAMING_GGUF_FUSED] = "attn_qkv.bias",
-                      [NAMING_HF_NEMOTRON_H] = "mixer.v_proj.bias"},
+                      [NAMING_HF_NEMOTRON_H] = "mixer.v_proj.bias",
+                      [NAMING_HF_BERT] = "attention.self.value.bias"},
                      WIDTH_KV,
                      WIDTH_NONE,
                      true},
@@ -131,12 +193,15 @@ static const struct {
                      true},
     [ROLE_O] = {{"self_attn.o_proj.weight", NULL,
                  "attn_output.weight", [NAMING_HF_LFM2] = "self_attn.out_proj.weight",
-                 [NAMING_HF_NEMOTRON_H] = "mixer.o_proj.weight"},
+                 [NAMING_HF_NEMOTRON_H] = "mixer.o_proj.weight",
+                 [NAMING_HF_BERT] = "attention.output.dense.weight",
+                 [NAMING_HF_NOMIC_BERT] = "attn.out_proj.weight"},
                 WIDTH_MODEL,
                 WIDTH_HEADS_OUT,
                 true},
     [ROLE_O_BIAS] = {{"self_attn.o_proj.bias", NULL,
-                      "attn_output.bias", [NAMING_HF_NEMOTRON_H] = "mixer.o_proj.bias"},
+                      "attn_output.bias", [NAMING_HF_NEMOTRON_H] = "mixer.o_proj.bias",
+                      [NAMING_HF_BERT] = "attention.output.dense.bias"},
                      WIDTH_MODEL,
                      WIDTH_NONE,
                      true},
@@ -149,16 +214,44 @@ static const struct {
     [ROLE_ATTN_POST_NORM] = {{[NAMING_GGUF] = "post_attention_norm.weight",
                               [NAMING_GGUF_AFTER_ATTENTION] = "",
                               [NAMING_HF_POST_NORMS] = "post_attention_layernorm.weight",
-                              [NAMING_HF_GLM] = "post_self_attn_layernorm.weight"},
+                              [NAMING_HF_GLM] = "post_self_attn_layernorm.weight",
+                              [NAMING_HF_BERT] = "attention.output.LayerNorm.weight",
+                              [NAMING_HF_NOMIC_BERT] = "norm1.weight",
+                              [NAMING_GGUF_BERT] = "attn_output_norm.weight"},
+                             WIDTH_MODEL,
+                             WIDTH_NONE,
+                             true},
+    [ROLE_ATTN_POST_BIAS] = {{[NAMING_HF_BERT] = "attention.output.LayerNorm.bias",
+                              [NAMING_HF_NOMIC_BERT] = "norm1.bias",
+                              [NAMING_GGUF_BERT] = "attn_output_norm.bias"},
                              WIDTH_MODEL,
                              WIDTH_NONE,
                              true},
     [ROLE_FFN_POST_NORM] = {{[NAMING_GGUF] = "post_ffw_norm.weight",
                              [NAMING_HF_POST_NORMS] = "post_feedforward_layernorm.weight",
-                             [NAMING_HF_GLM] = "post_mlp_layernorm.weight"},
+                             [NAMING_HF_GLM] = "post_mlp_layernorm.weight",
+                             [NAMING_HF_BERT] = "output.LayerNorm.weight",
+                             [NAMING_HF_NOMIC_BERT] = "norm2.weight",
+                             [NAMING_GGUF_BERT] = "layer_output_norm.weight"},
                             WIDTH_MODEL,
                             WIDTH_NONE,
                             true},
+    [ROLE_FFN_POST_BIAS] = {{[NAMING_HF_BERT] = "output.LayerNorm.bias",
+                             [NAMING_HF_NOMIC_BERT] = "norm2.bias",
+                             [NAMING_GGUF_BERT] = "layer_output_norm.bias"},
+                            WIDTH_MODEL,
+                            WIDTH_NONE,
+                            true},
+    [ROLE_UP_BIAS] =
+        {{[NAMING_HF_BERT] = "intermediate.dense.bias", [NAMING_GGUF_BERT] = "ffn_up.bias"},
+         WIDTH_FF,
+         WIDTH_NONE,
+         true},
+    [ROLE_DOWN_BIAS] =
+        {{[NAMING_HF_BERT] = "output.dense.bias", [NAMING_GGUF_BERT] = "ffn_down.bias"},
+         WIDTH_MODEL,
+         WIDTH_NONE,
+         true},
     [ROLE_FFN_NORM] =
         {{"post_attention_layernorm.weight", NULL,
           "ffn_norm.weight", [NAMING_HF_POST_NORMS] = "pre_feedforward_layernorm.weight",
@@ -174,29 +267,33 @@ static const struct {
           [NAMING_HF_GLM] = "mlp.gate_up_proj.weight", [NAMING_HF_LFM2] = "feed_forward.w1.weight",
           [NAMING_HF_GRANITE_HYBRID_DENSE] = "shared_mlp.input_linear.weight",
           [NAMING_HF_NEMOTRON_H] = "", [NAMING_HF_FALCON_H1] = "feed_forward.gate_proj.weight",
-          [NAMING_HF_GEMMA4_MOE] = "", [NAMING_GGUF_GEMMA4_MOE] = ""},
+          [NAMING_HF_GEMMA4_MOE] = "", [NAMING_GGUF_GEMMA4_MOE] = "", [NAMING_HF_BERT] = "",
+          [NAMING_HF_NOMIC_BERT] = "mlp.fc12.weight"},
          WIDTH_FF,
          WIDTH_MODEL,
          true},
-    [ROLE_UP] = {{"mlp.up_proj.weight", "mlp.gate_up_proj.weight",
-                  "ffn_up.weight", [NAMING_HF_GLM] = "mlp.gate_up_proj.weight",
-                  [NAMING_HF_LFM2] = "feed_forward.w3.weight",
-                  [NAMING_HF_GRANITE_HYBRID_DENSE] = "shared_mlp.input_linear.weight",
-                  [NAMING_HF_NEMOTRON_H] = "mixer.up_proj.weight",
-                  [NAMING_HF_FALCON_H1] = "feed_forward.up_proj.weight",
-                  [NAMING_HF_GEMMA4_MOE] = "", [NAMING_GGUF_GEMMA4_MOE] = ""},
-                 WIDTH_FF,
-                 WIDTH_MODEL,
-                 true},
-    [ROLE_DOWN] = {{"mlp.down_proj.weight", NULL,
-                    "ffn_down.weight", [NAMING_HF_LFM2] = "feed_forward.w2.weight",
-                    [NAMING_HF_GRANITE_HYBRID_DENSE] = "shared_mlp.output_linear.weight",
-                    [NAMING_HF_NEMOTRON_H] = "mixer.down_proj.weight",
-                    [NAMING_HF_FALCON_H1] = "feed_forward.down_proj.weight",
-                    [NAMING_HF_GEMMA4_MOE] = "", [NAMING_GGUF_GEMMA4_MOE] = ""},
-                   WIDTH_MODEL,
-                   WIDTH_FF,
-                   true},
+    [ROLE_UP] =
+        {{"mlp.up_proj.weight", "mlp.gate_up_proj.weight", "ffn_up.weight",
+          [NAMING_HF_GLM] = "mlp.gate_up_proj.weight", [NAMING_HF_LFM2] = "feed_forward.w3.weight",
+          [NAMING_HF_GRANITE_HYBRID_DENSE] = "shared_mlp.input_linear.weight",
+          [NAMING_HF_NEMOTRON_H] = "mixer.up_proj.weight",
+          [NAMING_HF_FALCON_H1] = "feed_forward.up_proj.weight", [NAMING_HF_GEMMA4_MOE] = "",
+          [NAMING_GGUF_GEMMA4_MOE] = "", [NAMING_HF_BERT] = "intermediate.dense.weight",
+          [NAMING_HF_NOMIC_BERT] = "mlp.fc11.weight"},
+         WIDTH_FF,
+         WIDTH_MODEL,
+         true},
+    [ROLE_DOWN] =
+        {{"mlp.down_proj.weight", NULL,
+          "ffn_down.weight", [NAMING_HF_LFM2] = "feed_forward.w2.weight",
+          [NAMING_HF_GRANITE_HYBRID_DENSE] = "shared_mlp.output_linear.weight",
+          [NAMING_HF_NEMOTRON_H] = "mixer.down_proj.weight",
+          [NAMING_HF_FALCON_H1] = "feed_forward.down_proj.weight", [NAMING_HF_GEMMA4_MOE] = "",
+          [NAMING_GGUF_GEMMA4_MOE] = "", [NAMING_HF_BERT] = "output.dense.weight",
+          [NAMING_HF_NOMIC_BERT] = "mlp.fc2.weight"},
+         WIDTH_MODEL,
+         WIDTH_FF,
+         true},
     [ROLE_ROUTER] =
         {{"mlp.gate.weight", NULL,
           "ffn_gate_inp.weight", [NAMING_HF_MIXTRAL] = "block_sparse_moe.gate.weight",
@@ -566,6 +663,10 @@ static const enum naming bases[NAMING_COUNT] = {
     [NAMING_GGUF_FALCON_H1] = NAMING_GGUF_MAMBA,
     [NAMING_HF_GEMMA4_MOE] = NAMING_HF_GEMMA4,
     [NAMING_GGUF_GEMMA4_MOE] = NAMING_GGUF,
+    [NAMING_HF_ROBERTA] = NAMING_HF_BERT,
+    [NAMING_HF_NOMIC_BERT] = NAMING_HF_BERT,
+    [NAMING_GGUF_BERT] = NAMING_GGUF,
+    [NAMING_GGUF_NOMIC_BERT] = NAMING_GGUF_BERT,
 }; /* NAMING_HF, which is 0, is that of the others */
 
 bool naming_is_gguf(enum naming naming) {
@@ -576,7 +677,11 @@ bool naming_is_gguf(enum naming naming) {
 static void name_in_layer(char out[TENSOR_NAME_MAX], enum naming naming, const char *name,
                           int layer, int expert) {
     const int before = (int)strcspn(name, "#");
-    const char *prefix = naming_is_gguf(naming) ? "blk" : "model.layers";
+    const char *prefix = naming_is_gguf(naming)           ? "blk"
+                         : naming == NAMING_HF_NOMIC_BERT ? "encoder.layers"
+                         : bases[naming] == NAMING_HF_BERT || naming == NAMING_HF_BERT
+                             ? "encoder.layer"
+                             : "model.layers";
     int n = snprintf(out, TENSOR_NAME_MAX, "%s.%d.%.*s", prefix, layer, before, name);
     if (name[before] && n > 0 && n < TENSOR_NAME_MAX)
         snprintf(out + n, TENSOR_NAME_MAX - (size_t)n, "%d%s", expert, name + before + 1);
@@ -597,6 +702,8 @@ enum naming tensor_naming(const struct model_config *config, bool gguf) {
                : config->experts_joined ? NAMING_GGUF_EXPERTS_JOINED
                : config->nemotron_names ? NAMING_GGUF_MAMBA
                : config->falcon_names   ? NAMING_GGUF_FALCON_H1
+               : config->nomic_names    ? NAMING_GGUF_NOMIC_BERT
+               : config->bert_names     ? NAMING_GGUF_BERT
                                         : NAMING_GGUF;
     if (config->qwen35_names)
         return config->qwen3_next_names  ? NAMING_HF_QWEN3_NEXT
@@ -605,6 +712,9 @@ enum naming tensor_naming(const struct model_config *config, bool gguf) {
     if (config->mamba_names)
         return config->experts ? NAMING_HF_GRANITE_HYBRID : NAMING_HF_GRANITE_HYBRID_DENSE;
     if (config->nemotron_names) return NAMING_HF_NEMOTRON_H;
+    if (config->nomic_names) return NAMING_HF_NOMIC_BERT;
+    if (config->bert_names)
+        return config->finish.roberta_names ? NAMING_HF_ROBERTA : NAMING_HF_BERT;
     if (config->falcon_names) return NAMING_HF_FALCON_H1;
     if (config->gemma4_experts) return NAMING_HF_GEMMA4_MOE;
     return config->gpt_oss_names     ? NAMING_HF_GPT_OSS
@@ -735,6 +845,14 @@ static int64_t width_of(const struct model_config *config, int layer, enum width
         return experts_width(config);
     case WIDTH_SHARED_FF:
         return config->shared_ff;
+    case WIDTH_POSITIONS:
+        return config->position_rows;
+    case WIDTH_TYPES:
+        return config->type_rows;
+    case WIDTH_FINISH_1:
+        return config->finish.width[0];
+    case WIDTH_FINISH_2:
+        return config->finish.width[1];
     case WIDTH_TAPS:
         return config->conv_width;
     case WIDTH_ONE:

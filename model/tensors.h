@@ -41,6 +41,11 @@ enum naming {
     NAMING_GGUF_FALCON_H1,
     NAMING_HF_GEMMA4_MOE, /* the network beside experts has the names of the only one */
     NAMING_GGUF_GEMMA4_MOE,
+    NAMING_HF_BERT,
+    NAMING_HF_ROBERTA, /* its classifier */
+    NAMING_HF_NOMIC_BERT,
+    NAMING_GGUF_BERT,
+    NAMING_GGUF_NOMIC_BERT, /* q, k and v are one tensor */
     NAMING_COUNT
 };
 
@@ -48,7 +53,14 @@ enum role {
     ROLE_EMBED,
     ROLE_FINAL_NORM,
     ROLE_HEAD,
-    ROLE_EMBED_NORM, /* in no file */
+    ROLE_EMBED_NORM, /* only in files of encoders, as those that follow */
+    ROLE_EMBED_NORM_BIAS,
+    ROLE_POSITIONS,
+    ROLE_TYPES,
+    ROLE_FINISH_1, /* config->finish */
+    ROLE_FINISH_1_BIAS,
+    ROLE_FINISH_2,
+    ROLE_FINISH_2_BIAS,
     /* embeddings for each layer: their table, and the product of the others and its norm */
     ROLE_EACH_EMBED,
     ROLE_EACH_IN,
@@ -68,11 +80,15 @@ enum role {
     ROLE_O_BIAS,
     ROLE_ATTN_GATE,
     ROLE_ATTN_POST_NORM,
+    ROLE_ATTN_POST_BIAS,
     ROLE_FFN_NORM,
     ROLE_GATE,
     ROLE_UP,
     ROLE_DOWN,
+    ROLE_UP_BIAS,
+    ROLE_DOWN_BIAS,
     ROLE_FFN_POST_NORM,
+    ROLE_FFN_POST_BIAS,
     ROLE_EACH_GATE, /* the branch that a layer's own embeddings enter by */
     ROLE_EACH_OUT,
     ROLE_EACH_POST_NORM,
@@ -237,9 +253,10 @@ struct slot {
                               files have none; 0: they have them */
 };
 
-extern const struct slot slot_embed, slot_embed_norm, slot_final_norm, slot_head;
-extern const struct slot slot_each[]; /* embeddings for each layer */
-#define SLOT_EACH_COUNT 3
+extern const struct slot slot_embed, slot_final_norm, slot_head;
+/* Outside the layers, but for the head, in the order of loading. */
+extern const struct slot *const end_slots[];
+extern const size_t end_slot_count;
 extern const struct slot slot_block[]; /* in front of a block's layer (model_options.block_of) */
 #define SLOT_BLOCK_COUNT 3
 extern const struct slot slot_block_norm;
@@ -248,6 +265,7 @@ extern const struct slot layer_slots[];
 extern const size_t layer_slot_count;
 
 bool slot_wanted(const struct slot *slot, const struct model_config *config, int layer);
+bool slot_wanted_outside(const struct slot *slot, const struct model_config *config);
 /* Does a slot of the layer have such a tensor? */
 bool role_wanted(enum role role, const struct model_config *config, int layer);
 /* The heads whose rows stay together over ranks; 0: every row may be cut off. */

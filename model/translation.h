@@ -52,6 +52,7 @@ struct architecture {
     bool nemotron;             /* layers have either a mixer or a network; none rotates */
     bool kinds;                /* heads and widths of networks differ by kind of layer */
     bool latent;               /* latent attention */
+    bool encoder;
     int heads_scale; /* Gemma: with so many layers, queries are scaled by the mean size of a
                         head in the embeddings, else by the head's own (llama.cpp's rule) */
 };

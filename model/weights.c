@@ -154,7 +154,10 @@ int weights_join(struct weights *w, const struct packing *how, struct fault *fau
  * shortened in their own memory. */
 static const char *text_name(const char *name) {
     static const char model[] = "model.", *const outer[] = {"model." INSIDE, "backbone."};
+    static const char *const encoders[] = {"bert.", "roberta."};
     if (strncmp(name, INSIDE, strlen(INSIDE)) == 0) return name + strlen(INSIDE);
+    for (size_t i = 0; i < sizeof encoders / sizeof *encoders; i++)
+        if (strncmp(name, encoders[i], strlen(encoders[i])) == 0) return name + strlen(encoders[i]);
     for (size_t i = 0; i < sizeof outer / sizeof *outer; i++) {
         const size_t size = strlen(outer[i]);
         if (strncmp(name, outer[i], size) != 0) continue;

@@ -96,7 +96,8 @@ struct parts {
 };
 
 static void add_token(struct parts *parts, const int32_t *id) {
-    if (*id >= 0) parts->at[parts->count++] = (struct engine_ids){(int32_t *)(uintptr_t)id, 1};
+    if (*id < 0) return;
+    parts->at[parts->count++] = (struct engine_ids){.ids = (int32_t *)(uintptr_t)id, .count = 1};
 }
 
 /* Adds text only: a special token in it would move the gap. */
@@ -196,6 +197,13 @@ static int render_chat(struct exchange *ex, struct engine_ids *ids, struct fault
 
 static int render_pair(struct exchange *ex, const struct oai_pair *pair, struct engine_ids *ids,
                        struct fault *fault) {
+    const struct oai_request *request = &ex->request;
+    const int most = request->truncate < 0 || request->truncate > request->longest
+                         ? request->longest
+                         : request->truncate;
+    if (ex->model->rules.info->labels)
+        return engine_tokenize_pair(ex->model->engine, pair->query, pair->document, (size_t)most,
+                                    &ex->arena, ids, fault);
     cJSON *context = oai_pair_context(pair);
     int rc = context ? engine_render_chat(ex->model->engine, context, ex->request.longest,
                                           &ex->arena, ids, fault)
@@ -224,7 +232,8 @@ static int find_prompt(struct exchange *ex, int i, struct engine_ids *ids) {
     else if (prompt->mixed)
         rc = tokenize_mixed(ex, prompt->mixed, ids, &fault);
     else
-        *ids = (struct engine_ids){(int32_t *)(uintptr_t)prompt->ids, prompt->id_count};
+        *ids = (struct engine_ids){.ids = (int32_t *)(uintptr_t)prompt->ids,
+                                   .count = prompt->id_count};
     if (!rc) return 0;
     if (!fault.code) fault_set(&fault, rc, NULL, "%s", err_text(rc));
     oai_prompt_path(request, i, field);
@@ -341,7 +350,7 @@ static int make_job(struct exchange *ex, int i, struct score_sums *sums) {
     char field[OAI_PATH];
     if (find_prompt(ex, i, &ids)) return -1;
     size_t whole = ids.count;
-    oai_truncate(&ex->request, &ex->model->rules, i, &ids);
+    if (!ids.second) oai_truncate(&ex->request, &ex->model->rules, i, &ids);
     if (ex->request.added) note_added(ex, i, whole - ids.count);
     oai_prompt_path(&ex->request, i, field);
     *request = ex->request.sampling;
@@ -351,6 +360,7 @@ static int make_job(struct exchange *ex, int i, struct score_sums *sums) {
     oai_bound_thought(&ex->request, request);
     request->prompt = ids.ids;
     request->prompt_count = (int32_t)ids.count;
+    request->second = (int32_t)ids.second;
     request->choices = ex->request.n;
     if (ex->request.context && request->kv.retain && !ex->request.front_count)
         request->border = engine_chat_border(ex->model->engine, ex->request.context, &ids);

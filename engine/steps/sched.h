@@ -85,7 +85,14 @@ struct sched_options {
     struct seq_text text;
     struct reserve_shape shape;
     int vocab;
-    int width;   /* numbers of a hidden state; 0: no request may want vectors */
+    int width; /* numbers of a hidden state; 0: no request may want vectors */
+    /* The model sees a text both ways: it is read in one step, and nothing is generated. No text is
+     * longer than rows_max. */
+    bool whole_texts;
+    /* Makes a text's vector, or its labels, of what was pooled; host memory, [width] and
+     * [vector_width]. NULL: they are the same. */
+    int (*model_finish)(void *model, const float *pooled, float *out);
+    int vector_width;
     int top_max; /* alternatives of one token that requests may want */
     int64_t pages_total, page_bytes;
     struct store *store;  /* conversations go there and come back; NULL = nowhere */
@@ -172,7 +179,10 @@ struct sched {
     struct kern_sample *samples;
     struct kern_sampled *sampled;
     float *pool_rows; /* [SCHED_POOL_ROWS, width] hidden states from the backend; NULL: no width */
-    float *wide_row;  /* [vocab] logits from the backend; NULL: no request may want it */
+    /* With model_finish: sums and what it reads, [width], and its result, [vector_width]. */
+    double *pool_sum;
+    float *finish_in, *finish_out;
+    float *wide_row;    /* [vocab] logits from the backend; NULL: no request may want it */
     void *wide_scratch; /* for kern_alternatives */
 };
 

@@ -49,6 +49,9 @@ static const struct reserve_turn from_nothing;
 
 int sched_check(const struct sched_options *options, const struct engine_job *job,
                 struct fault *fault) {
+    if (options->whole_texts && (!job->request.pooling || job->request.pooling == ENGINE_POOL_NEXT))
+        return fault_set(fault, ERR_UNSUPPORTED, "model",
+                         "this model makes vectors of texts and does not write");
     int choices = seq_job_choices(&job->request);
     int64_t pages = turn_pages(options, job->params, &from_nothing, &job->request);
     int64_t quota = job->request.pages_max;

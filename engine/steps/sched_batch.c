@@ -17,6 +17,7 @@ static void add_rows(struct sched *sched, struct sched_step *step, struct sequen
                            .pos = seq->due.tokens,
                            .behind = due_behind(&seq->kv, &seq->due),
                            .peeks = seq->drafted > 0 && sched->options.shape.states > 0,
+                           .second = seq->job->request.second,
                            .rule = &seq->kv.rule};
     memcpy(sched->rows + step->batch.rows, seq->tokens + seq->due.tokens,
            (size_t)count * sizeof *sched->rows);
@@ -82,7 +83,7 @@ static void add_prompt(struct sched *sched, struct sched_step *step, struct sequ
     if (count == rest && sched_first_waits(sched, seq)) count--;
     if (count == rest && !has_judged_logits(step, request)) count--;
     if (request->prompt_logprobs) count = scored_rows(step, seq, count);
-    if (count <= 0) return;
+    if (count <= 0 || (sched->options.whole_texts && count < rest)) return;
     int32_t row = step->batch.rows, pos = seq->due.tokens;
     add_rows(sched, step, seq, count);
     for (int32_t i = 0; request->prompt_logprobs && i < count; i++)
@@ -145,7 +146,8 @@ static void add_prompts(struct sched *sched, struct sched_step *step) {
         if (seq_prefilling(seq) && !seq->sits_out)
             sched_sort_in(sched, prompts++, seq, service_turn(sched, seq));
     }
-    int favoured = find_favoured(sched, prompts);
+    /* Texts that are read whole have steps of their own: the first one always fits. */
+    int favoured = sched->options.whole_texts ? 0 : find_favoured(sched, prompts);
     if (favoured > 0) {
         int64_t own = reader_of(sched, favoured)->weight,
                 weights = own + reader_of(sched, 0)->weight;
@@ -201,7 +203,7 @@ void sched_build_step(struct sched *sched, struct sched_step *step) {
     step->streams = streams;
     step->stream_rows = step->batch.rows;
     int32_t left = options->rows_max - step->stream_rows;
-    int32_t most = sched_prompt_rows(sched, streams);
+    int32_t most = options->whole_texts ? left : sched_prompt_rows(sched, streams);
     step->rows_most = step->stream_rows + (most < left ? most : left);
     add_prompts(sched, step);
     add_draft_wants(sched, step);

@@ -318,7 +318,9 @@ void cpu_write_kv(struct kern *kern, int layer, const float *qkv, const float *l
 void cpu_attend_range(const struct cpu_attend_job *job, const struct cpu_stream *stream,
                       const struct kern_span *span, int token, int32_t *lo, int32_t *hi) {
     /* Only entries appended in this step can be later than the token. */
-    *hi = stream->length - span->count + token + 1;
+    const int32_t later = span->count - token - 1, window = job->sliding_window;
+    const int32_t seen = window && window - 1 < later ? window - 1 : later;
+    *hi = stream->length - later + (job->both_ways ? seen : 0);
     *lo = job->sliding_window
               ? cpu_cache_entries_up_to(job->cache, stream, span->pos + token - job->sliding_window)
               : 0;
@@ -501,7 +503,8 @@ void cpu_attend(struct kern *kern, int layer, float *out, const float *qkv,
                                  .scale = options->scale,
                                  .cap = options->cap,
                                  .sinks = cpu_cache_sinks(&cpu->cache, options, layer, 0),
-                                 .sliding_window = options->sliding_window};
+                                 .sliding_window = options->sliding_window,
+                                 .both_ways = options->both_ways};
     if (!options->queries) {
         cpu->cache.attended[layer] = *options; /* the stored queries attend in the same way */
         keep_queries(&cpu->cache, &job);

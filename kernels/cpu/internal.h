@@ -133,6 +133,7 @@ struct cpu_attend_job {
     float scale, cap;   /* as in kern_attend_options */
     const float *sinks; /* one for each query head of this rank, or NULL */
     int sliding_window;
+    bool both_ways; /* as in kern_attend_options */
 };
 
 struct cpu_attend_item {
@@ -343,6 +344,9 @@ void cpu_embed(struct kern *kern, float *x, const struct kern_weight *table, flo
                const int32_t *tokens, int rows);
 void cpu_rms_norm(struct kern *kern, float *y, const float *x, const float *weight, int rows,
                   int dim, float eps);
+void cpu_layer_norm(struct kern *kern, float *y, const float *x, const float *weight,
+                    const float *bias, int rows, int dim, float eps);
+void cpu_add(struct kern *kern, float *y, const float *x, int rows, int dim);
 void cpu_soft_cap(struct kern *kern, float *x, int rows, int dim, float cap);
 void cpu_qk_norm(struct kern *kern, float *qkv, const float *q_norm, const float *k_norm, float eps,
                  const struct kern_batch *batch);

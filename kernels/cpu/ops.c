@@ -13,7 +13,7 @@ struct row_job {
     struct cpu_tickets rows;
     void (*one)(const struct row_job *job, int64_t row);
     float *y, *branch;
-    const float *x, *weight;
+    const float *x, *weight, *bias;
     enum kern_activation activation;
     const struct kern_weight *table;
     const int32_t *index;
@@ -95,6 +95,53 @@ void cpu_rms_norm(struct kern *kern, float *y, const float *x, const float *weig
                           .weight = weight,
                           .dim = dim,
                           .eps = eps};
+    run_rows(&job, rows, dim);
+}
+
+/* Numbers are added in sixteen sums, in every path alike. */
+static float sum_row(const float *x, int dim, float mean, bool squares) {
+    float sum[16] = {0}, all = 0;
+    for (int i = 0; i < dim; i++) {
+        const float part = x[i] - mean;
+        sum[i % 16] += squares ? part * part : part;
+    }
+    for (int i = 0; i < 16; i++) all += sum[i];
+    return all;
+}
+
+static void layer_norm_row(const struct row_job *job, int64_t row) {
+    const float *x = job->x + row * job->dim;
+    float *y = job->y + row * job->dim;
+    const float mean = sum_row(x, job->dim, 0, false) / (float)job->dim;
+    const float squares = sum_row(x, job->dim, mean, true) / (float)job->dim;
+    const float by = 1 / sqrtf(squares + job->eps);
+    for (int i = 0; i < job->dim; i++) {
+        const float scaled = (x[i] - mean) * by * job->weight[i];
+        y[i] = job->bias ? scaled + job->bias[i] : scaled;
+    }
+}
+
+void cpu_layer_norm(struct kern *kern, float *y, const float *x, const float *weight,
+                    const float *bias, int rows, int dim, float eps) {
+    struct row_job job = {.cpu = cpu_of(kern),
+                          .one = layer_norm_row,
+                          .y = y,
+                          .x = x,
+                          .weight = weight,
+                          .bias = bias,
+                          .dim = dim,
+                          .eps = eps};
+    run_rows(&job, rows, 2 * (int64_t)dim);
+}
+
+static void add_row(const struct row_job *job, int64_t row) {
+    const float *x = job->x + row * job->dim;
+    float *y = job->y + row * job->dim;
+    for (int i = 0; i < job->dim; i++) y[i] += x[i];
+}
+
+void cpu_add(struct kern *kern, float *y, const float *x, int rows, int dim) {
+    struct row_job job = {.cpu = cpu_of(kern), .one = add_row, .y = y, .x = x, .dim = dim};
     run_rows(&job, rows, dim);
 }
 

@@ -30,6 +30,10 @@ static void glu(float *y, const float *gate, const float *up, int count,
             y[i] = (g < 0 ? 0 : g) * u; /* a NaN stays one */
             continue;
         }
+        if (activation == KERN_NORMAL) {
+            y[i] = 0.5f * erfcf(g * -0.707106781f) * u;
+            continue;
+        }
         if (activation == KERN_SWIGLU_CLAMPED) {
             g = g > 7 ? 7 : g; /* a NaN stays one */
             u = (u > 7 ? 7 : u < -7 ? -7 : u) + 1;

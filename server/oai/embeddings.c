@@ -29,6 +29,10 @@ static const struct oai_field fields[] = {
 int oai_read_pooling(struct oai_reader *r) {
     const struct engine_info *info = r->rules->info;
     struct engine_request *sampling = &r->out->sampling;
+    if (info->labels)
+        return oai_refuse(r->error, 400, "unsupported_model", NULL,
+                          "This model judges pairs of texts and makes no vectors: it serves "
+                          "/v1/rerank and /v1/score.");
     if (info->pooling == ENGINE_POOL_NONE)
         return oai_refuse(r->error, 400, "unsupported_model", NULL,
                           "This model's files ask for %s, which this server does not have. Its "

@@ -111,11 +111,9 @@ static const char *last_part(const char *path) {
 }
 
 static const char *pooling_name(enum engine_pooling pooling) {
-    static const char *const names[] = {[ENGINE_POOL_NONE] = "none",
-                                        [ENGINE_POOL_LAST] = "last",
-                                        [ENGINE_POOL_MEAN] = "mean",
-                                        [ENGINE_POOL_CLS] = "cls",
-                                        [ENGINE_POOL_NEXT] = "next"};
+    static const char *const names[] = {
+        [ENGINE_POOL_NONE] = "none", [ENGINE_POOL_LAST] = "last", [ENGINE_POOL_MEAN] = "mean",
+        [ENGINE_POOL_CLS] = "cls",   [ENGINE_POOL_NEXT] = "next", [ENGINE_POOL_LABELS] = "labels"};
     return names[pooling];
 }
 

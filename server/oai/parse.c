@@ -230,6 +230,13 @@ int oai_read_generation(struct oai_reader *r) {
                : 0;
 }
 
+static int refuse_writing(const struct engine_info *info, struct oai_error *error) {
+    return oai_refuse(error, 400, "unsupported_model", "model",
+                      "This model makes %s of texts and does not write: it serves %s.",
+                      info->labels ? "scores" : "vectors",
+                      info->labels ? "/v1/rerank and /v1/score" : "/v1/embeddings");
+}
+
 int oai_parse(const struct oai_kind *kind, const cJSON *body, const struct oai_rules *rules,
               const uint8_t key[16], struct arena *arena, struct oai_request *out,
               struct oai_error *error) {
@@ -255,7 +262,9 @@ int oai_parse(const struct oai_kind *kind, const cJSON *body, const struct oai_r
         return -1;
     int rc = kind->parse(&r);
     if (rc) oai_rename_field(out, error);
-    return rc;
+    return rc || !rules->info->whole_texts || !kind->form || out->sampling.pooling
+               ? rc
+               : refuse_writing(rules->info, error);
 }
 
 void oai_request_close(struct oai_request *request) {

@@ -1,7 +1,8 @@
 /* POST /v1/rerank and /v1/score: how well texts answer a query. The model judges each pair of
  * texts: it reads a chat that asks whether the document meets the requirements, and the score is
  * the probability of "yes" beside that of "no" as the first word of its answer. With the template
- * of Qwen3 this is the prompt of Qwen3-Reranker, token by token. */
+ * of Qwen3 this is the prompt of Qwen3-Reranker, token by token. A cross-encoder reads both texts
+ * as its tokenizer joins them, and the score is its label. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -33,7 +34,28 @@ struct oai_verdict oai_find_verdict(const struct engine *engine) {
     return verdict;
 }
 
+static int check_labels(struct oai_reader *r) {
+    if (r->rules->info->labels > 1)
+        return oai_refuse(r->error, 400, "unsupported_model", NULL,
+                          "This model gives %d labels to a pair of texts, not one score.",
+                          r->rules->info->labels);
+    if (!json_get(r->body, "instruction")) return 0;
+    return oai_refuse(
+        r->error, 400, "unsupported_parameter", "instruction",
+        "Unsupported parameter: 'instruction'. This model judges pairs of texts as it "
+        "was trained to.");
+}
+
 static int check_judge(struct oai_reader *r) {
+    if (r->rules->info->labels) return check_labels(r);
+    if (json_get(r->body, "truncate_prompt_tokens"))
+        return oai_refuse(r->error, 400, "unsupported_parameter", "truncate_prompt_tokens",
+                          "Unsupported parameter: 'truncate_prompt_tokens'. This model reads both "
+                          "texts in a chat, which is not shortened.");
+    if (r->rules->info->whole_texts)
+        return oai_refuse(r->error, 400, "unsupported_model", NULL,
+                          "This model makes vectors of texts and judges no pairs of them: it "
+                          "serves /v1/embeddings.");
     if (!r->rules->info->has_chat_template)
         return oai_refuse(r->error, 400, "unsupported_model", NULL,
                           "This model has no chat template in which it could be asked about a "
@@ -102,15 +124,22 @@ static int add_pairs(struct oai_reader *r, const char *const *queries, int query
     return 0;
 }
 
-static void judge_pairs(struct oai_reader *r) {
+static int judge_pairs(struct oai_reader *r) {
     struct engine_request *sampling = &r->out->sampling;
-    sampling->pooling = ENGINE_POOL_NEXT;
+    r->out->of_labels = r->rules->info->labels > 0;
+    r->out->label_sigmoid = r->rules->info->label_sigmoid;
+    sampling->pooling = r->out->of_labels ? ENGINE_POOL_LABELS : ENGINE_POOL_NEXT;
     sampling->judged = r->rules->verdict.ids;
     sampling->judged_count = 2;
     sampling->choices = 1;
     sampling->kv.reuse = sampling->kv.retain = false;
     sampling->kv.overflow = ENGINE_OVERFLOW_ERROR;
     r->out->max_tokens = 0;
+    if (oai_get_int(r, NULL, r->body, "truncate_prompt_tokens", -1, INT32_MAX, &r->out->truncate))
+        return -1;
+    if (json_get(r->body, "truncate_prompt_tokens") && r->out->truncate == 0)
+        return oai_invalid(r, "truncate_prompt_tokens", "expected -1 or at least 1");
+    return 0;
 }
 
 cJSON *oai_pair_context(const struct oai_pair *pair) {
@@ -155,7 +184,7 @@ static const struct oai_field rerank_fields[] = {
     {"max_tokens_per_doc", OAI_NEVER},
     {"max_chunks_per_doc", OAI_NEVER},
     {"rank_fields", OAI_NEVER},
-    {"truncate_prompt_tokens", OAI_NEVER},
+    {"truncate_prompt_tokens", OAI_ANY},
     {NULL, OAI_ANY},
 };
 
@@ -189,8 +218,7 @@ static int parse_rerank(struct oai_reader *r) {
         (returned && keep_documents(r, documents, count)))
         return -1;
     if (out->top > count) out->top = count;
-    judge_pairs(r);
-    return 0;
+    return judge_pairs(r);
 }
 
 static const struct oai_field score_fields[] = {
@@ -200,7 +228,7 @@ static const struct oai_field score_fields[] = {
     {"user", OAI_ANY},
     {"priority", OAI_ANY},
     {"request_id", OAI_ANY},
-    {"truncate_prompt_tokens", OAI_NEVER},
+    {"truncate_prompt_tokens", OAI_ANY},
     {NULL, OAI_ANY},
 };
 
@@ -220,14 +248,15 @@ static int parse_score(struct oai_reader *r) {
                            "found %d",
                            first_count, count);
     if (add_pairs(r, first, first_count, second, count)) return -1;
-    judge_pairs(r);
-    return 0;
+    return judge_pairs(r);
 }
 
 /* --- answers --- */
 
-/* The softmax over both words. */
-static double score_of(const struct engine_job *job) {
+/* The model's label, or the softmax over both words. */
+static double score_of(const struct oai_request *request, const struct engine_job *job) {
+    const double label = (double)job->pooled[0];
+    if (request->of_labels) return request->label_sigmoid ? 1 / (1 + exp(-label)) : label;
     return 1 / (1 + exp((double)job->pooled[1] - (double)job->pooled[0]));
 }
 
@@ -264,7 +293,7 @@ static void write_ranking(struct buf *out, const struct oai_answer *answer) {
         return;
     }
     for (int i = 0; i < answer->job_count; i++)
-        ranked[i] = (struct ranked){score_of(&answer->jobs[i]), i};
+        ranked[i] = (struct ranked){score_of(request, &answer->jobs[i]), i};
     qsort(ranked, (size_t)answer->job_count, sizeof *ranked, compare_ranked);
     buf_fmt(out, "{\"id\":\"%s\",\"model\":", answer->id);
     json_write_str(out, answer->model, strlen(answer->model));
@@ -287,7 +316,7 @@ static void write_scores(struct buf *out, const struct oai_answer *answer) {
     buf_str(out, ",\"data\":[");
     for (int i = 0; i < answer->job_count; i++) {
         buf_fmt(out, "%s{\"index\":%d,\"object\":\"score\",\"score\":", i ? "," : "", i);
-        json_write_num(out, score_of(&answer->jobs[i]));
+        json_write_num(out, score_of(answer->request, &answer->jobs[i]));
         buf_char(out, '}');
     }
     buf_char(out, ']');

@@ -85,6 +85,6 @@ int oai_continue_ids(const struct engine *engine, const int32_t *earlier, size_t
     if (!joined) return ERR_NOMEM;
     if (taken) memcpy(joined, earlier, taken * sizeof *joined);
     if (rest) memcpy(joined + taken, ids->ids + replaced, rest * sizeof *joined);
-    *ids = (struct engine_ids){joined, taken + rest};
+    *ids = (struct engine_ids){.ids = joined, .count = taken + rest};
     return 0;
 }

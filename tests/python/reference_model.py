@@ -25,9 +25,9 @@ def to_float64(dtype, shape, data):
     if dtype == "BF16":
         raw = np.frombuffer(data, "<u2").astype(np.uint32) << 16
         return raw.view(np.float32).astype(np.float64).reshape(shape)
-    types = {"F32": "<f4", "F16": "<f2", "I32": "<i4"}
+    types = {"F32": "<f4", "F16": "<f2", "I32": "<i4", "I64": "<i8"}
     values = np.frombuffer(data, types[dtype]).reshape(shape)
-    return values if dtype == "I32" else values.astype(np.float64)
+    return values if dtype in ("I32", "I64") else values.astype(np.float64)
 
 
 def load_tensors(path):

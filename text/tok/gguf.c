@@ -13,16 +13,19 @@
  * A file does not say which tokens swallow white space beside them. The only supported family with
  * such tokens is Phi-3; its tokens are named here, as in llama.cpp. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/gguf.h"
+#include "base/json.h"
 #include "base/mem.h"
 #include "text/tok/internal.h"
 
 enum token_type { NORMAL = 1, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE };
 
 #define KEY(name) "tokenizer.ggml." name
+#define MARK      "\xE2\x96\x81" /* U+2581 stands for a space */
 
 /* ---- How text is split ---- */
 
@@ -211,8 +214,25 @@ static int put_token(struct tok *tok, int32_t id, int type, bool phi3,
     return 0;
 }
 
-static int load_tokens(struct tok *tok, const struct gguf *gguf, const struct arrays *a,
+/* Converters of WordPiece put a mark in front of tokens that begin a word, in place of the "##" in
+ * front of the others. Control tokens, and names in brackets, are as they were. */
+static struct gguf_string word_name(const struct gguf_string *name, int type,
+                                    char own[TOK_ADDED_BYTES + 2]) {
+    const size_t mark = sizeof MARK - 1;
+    if (name->size >= mark && memcmp(name->data, MARK, mark) == 0)
+        return (struct gguf_string){name->data + mark, name->size - mark};
+    const bool bracketed =
+        name->size > 2 && name->data[0] == '[' && name->data[name->size - 1] == ']';
+    if (type == CONTROL || type == UNKNOWN || bracketed || name->size > TOK_ADDED_BYTES)
+        return *name;
+    memcpy(own, "##", 2);
+    memcpy(own + 2, name->data, name->size);
+    return (struct gguf_string){own, name->size + 2};
+}
+
+static int load_tokens(struct tok *tok, const struct gguf *gguf, const struct arrays *a, bool words,
                        struct fault *fault) {
+    char own[TOK_ADDED_BYTES + 2];
     struct gguf_string arch = {0}, name;
     const char *at = NULL;
     int32_t id = 0;
@@ -223,6 +243,7 @@ static int load_tokens(struct tok *tok, const struct gguf *gguf, const struct ar
     while (!rc && gguf_next(a->tokens, &at, &name)) {
         int type = type_of(a, id);
         if (tok->unknown < 0 && type == UNKNOWN) tok->unknown = id;
+        if (words) name = word_name(&name, type, own);
         rc = put_token(tok, id++, type, phi3, &name, fault);
     }
     return rc ? rc : tok_vocab_index(tok, fault);
@@ -320,8 +341,6 @@ static int load_scores(struct tok *tok, const struct arrays *a, struct fault *fa
 
 /* ---- SentencePiece's text ---- */
 
-#define MARK "\xE2\x96\x81" /* U+2581 stands for a space */
-
 static int load_spaces(struct tok *tok, const struct gguf *gguf, bool prefix, struct fault *fault) {
     struct tok_step prepend = {.kind = TOK_STEP_PREPEND}, replace = {.kind = TOK_STEP_REPLACE};
     struct tok_decoder *d = &tok->decoder;
@@ -367,6 +386,52 @@ static int load_ends(struct tok *tok, const struct gguf *gguf, bool pieces, bool
                     tok->template_after, &tok->after_count, fault);
 }
 
+/* ---- WordPiece ---- */
+
+/* A vocabulary with a capital letter tells capitals from small letters; the file does not say so.
+ */
+static bool has_capitals(const struct tok *tok) {
+    for (int32_t id = 0; id < tok->vocab_size; id++) {
+        const struct tok_token *token = &tok->tokens[id];
+        const char *name = tok->text + token->name;
+        if (token->flags & TOK_SPECIAL || (token->name_size > 0 && name[0] == '[')) continue;
+        for (uint32_t i = 0; i < token->name_size; i++)
+            if (name[i] >= 'A' && name[i] <= 'Z') return true;
+    }
+    return false;
+}
+
+static int load_wordpiece(struct tok *tok, const struct gguf *gguf, struct fault *fault) {
+    static const struct json_limits limits = {.bytes = 1024, .depth = 8, .nodes = 64, .file = true};
+    int64_t first = 101, last = 102, unknown = 100;
+    char text[512];
+    cJSON *root = NULL;
+    int rc = gguf_token(gguf, KEY("bos_token_id"), &first, fault);
+    if (!rc) rc = gguf_token(gguf, KEY("cls_token_id"), &first, fault);
+    if (!rc) rc = gguf_token(gguf, KEY("eos_token_id"), &last, fault);
+    if (!rc) rc = gguf_token(gguf, KEY("seperator_token_id"), &last, fault); /* so it is spelled */
+    if (!rc) rc = gguf_token(gguf, KEY("unknown_token_id"), &unknown, fault);
+    if (rc) return rc;
+    if (unknown < 0 || unknown >= tok->vocab_size)
+        return fault_set(fault, ERR_INVALID, KEY("unknown_token_id"),
+                         "expected 0 to %d, found %lld", tok->vocab_size - 1, (long long)unknown);
+    tok->model = TOK_MODEL_WORDS;
+    tok->unknown = (int32_t)unknown;
+    tok->word_chars_max = 100;
+    tok->word_prefix_size = 2;
+    rc = tok_text_add(tok, "##", 2, &tok->word_prefix, fault);
+    snprintf(text, sizeof text,
+             "{\"normalizer\":{\"type\":\"BertNormalizer\",\"lowercase\":%s},\"pre_tokenizer\":"
+             "{\"type\":\"BertPreTokenizer\"},\"decoder\":{\"type\":\"WordPiece\"},"
+             "\"post_processor\":{\"type\":\"BertProcessing\",\"cls\":[\"\",%lld],"
+             "\"sep\":[\"\",%lld]}}",
+             has_capitals(tok) ? "false" : "true", (long long)first, (long long)last);
+    if (!rc) rc = json_parse(text, strlen(text), &limits, &root, fault);
+    if (!rc) rc = tok_load_pipeline(tok, root, fault);
+    json_free(root);
+    return rc;
+}
+
 /* ---- The file ---- */
 
 static int load(struct tok *tok, const struct gguf *gguf, struct fault *fault) {
@@ -378,13 +443,18 @@ static int load(struct tok *tok, const struct gguf *gguf, struct fault *fault) {
     if (!model.data)
         return fault_set(fault, ERR_MALFORMED, KEY("model"), "the file has no tokenizer");
     const bool pieces = is(&model, "llama"), spaces = pieces || is(&model, "gemma4");
-    if (!spaces && !is(&model, "gpt2"))
+    const bool words = is(&model, "bert");
+    if (!spaces && !words && !is(&model, "gpt2"))
         return fault_set(fault, ERR_UNSUPPORTED, KEY("model"),
                          "'%.*s' is not supported, only 'gpt2' (byte-level BPE), 'llama' "
-                         "(SentencePiece BPE) and 'gemma4'",
+                         "(SentencePiece BPE), 'gemma4' and 'bert' (WordPiece)",
                          (int)(model.size < 64 ? model.size : 64), model.data);
     rc = read_arrays(gguf, &a, fault);
-    if (!rc) rc = load_tokens(tok, gguf, &a, fault);
+    if (!rc) rc = load_tokens(tok, gguf, &a, words, fault);
+    if (!rc && words) {
+        rc = load_wordpiece(tok, gguf, fault);
+        return rc ? rc : tok_finish(tok, fault);
+    }
     if (!rc)
         rc =
             spaces ? load_spaces(tok, gguf, pieces, fault) : load_words(tok, gguf, &add_bos, fault);

@@ -211,6 +211,9 @@ struct tok {
 
     int32_t template_before[TOK_TEMPLATE_MAX], template_after[TOK_TEMPLATE_MAX];
     int before_count, after_count;
+    int32_t template_between[TOK_TEMPLATE_MAX]; /* between two texts */
+    int between_count;
+    bool joins; /* the post-processor joins two texts, with the same tokens around them */
 };
 
 /* Appends to tok->text; ERR_NOMEM or ERR_LIMIT. */

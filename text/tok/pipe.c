@@ -351,6 +351,35 @@ static int load_template_item(struct pipe *p, const cJSON *item, const cJSON *sp
     return 0;
 }
 
+/* The template of two texts: the tokens between A and B. Where it is of another form, texts are not
+ * joined. */
+static int load_pair(struct pipe *p, const cJSON *node, const char *path) {
+    struct tok *tok = p->tok;
+    const cJSON *item;
+    int seen = 0, before = 0, after = 0, rc = 0;
+    int32_t around[2][TOK_TEMPLATE_MAX];
+    bool known = true;
+    cJSON_ArrayForEach(item, json_get(node, "pair")) {
+        const cJSON *special = json_get(item, "SpecialToken"), *text = json_get(item, "Sequence");
+        const cJSON *id = json_get(special ? special : text, "id");
+        if (!cJSON_IsString(id) || rc || !known || seen > 2) return rc;
+        const cJSON *ids = json_get(json_get(node, "special_tokens"), id->valuestring);
+        if (!special)
+            known = known && strcmp(id->valuestring, seen++ ? "B" : "A") == 0;
+        else
+            rc =
+                add_template_ids(p, ids, path, seen == 1 ? tok->template_between : around[seen / 2],
+                                 seen == 0   ? &before
+                                 : seen == 1 ? &tok->between_count
+                                             : &after);
+    }
+    tok->joins = rc == 0 && known && seen == 2 && before == tok->before_count &&
+                 after == tok->after_count &&
+                 !memcmp(around[0], tok->template_before, (size_t)before * sizeof **around) &&
+                 !memcmp(around[1], tok->template_after, (size_t)after * sizeof **around);
+    return rc;
+}
+
 static int load_template(struct pipe *p, const cJSON *node, const char *path) {
     const cJSON *single = json_get(node, "single"), *item;
     bool text_seen = false;
@@ -363,7 +392,8 @@ static int load_template(struct pipe *p, const cJSON *node, const char *path) {
         int rc = load_template_item(p, item, json_get(node, "special_tokens"), path, &text_seen);
         if (rc) return rc;
     }
-    return text_seen ? 0 : fault_set(p->fault, ERR_MALFORMED, path, "the template lacks the text");
+    if (!text_seen) return fault_set(p->fault, ERR_MALFORMED, path, "the template lacks the text");
+    return load_pair(p, node, path);
 }
 
 /* ["<s>", 0] */
@@ -379,13 +409,18 @@ static int add_pair(struct pipe *p, const cJSON *node, const char *key, const ch
 }
 
 /* RobertaProcessing, BertProcessing: a token before the text and one after it. */
-static int load_around(struct pipe *p, const cJSON *node, const char *path) {
+static int load_around(struct pipe *p, const cJSON *node, const char *type, const char *path) {
     struct tok *tok = p->tok;
+    const int times = strcmp(type, "RobertaProcessing") == 0 ? 2 : 1;
     if (p->template_seen)
         return fault_set(p->fault, ERR_UNSUPPORTED, path, "a second template is not supported");
     p->template_seen = true;
     int rc = add_pair(p, node, "cls", path, tok->template_before, &tok->before_count);
-    return rc ? rc : add_pair(p, node, "sep", path, tok->template_after, &tok->after_count);
+    if (!rc) rc = add_pair(p, node, "sep", path, tok->template_after, &tok->after_count);
+    for (int i = 0; i < times && !rc; i++)
+        rc = add_pair(p, node, "sep", path, tok->template_between, &tok->between_count);
+    tok->joins = rc == 0;
+    return rc;
 }
 
 static int load_post_processor(struct pipe *p, const cJSON *node, const char *type,
@@ -393,7 +428,7 @@ static int load_post_processor(struct pipe *p, const cJSON *node, const char *ty
     if (strcmp(type, "ByteLevel") == 0) return 0; /* only trims offsets */
     if (strcmp(type, "TemplateProcessing") == 0) return load_template(p, node, path);
     if (strcmp(type, "RobertaProcessing") == 0 || strcmp(type, "BertProcessing") == 0)
-        return load_around(p, node, path);
+        return load_around(p, node, type, path);
     return refuse_type(p, path, type);
 }
 

@@ -211,6 +211,41 @@ static int encode(struct tok_encoder *e, const struct tok_text *text, bool templ
     return rc;
 }
 
+static int encode_pair(struct tok_encoder *e, const struct tok_text *texts, size_t *second) {
+    const struct tok *tok = e->tok;
+    int rc = open_cache(e, texts[0].size + texts[1].size);
+    if (!rc) rc = emit_all(e, tok->template_before, tok->before_count);
+    if (!rc) rc = cut_added(e, &tok->raw, &texts[0], encode_part);
+    if (!rc) rc = emit_all(e, tok->template_between, tok->between_count);
+    *second = e->count;
+    e->next_span = 0;
+    if (!rc) rc = cut_added(e, &tok->raw, &texts[1], encode_part);
+    if (!rc) rc = emit_all(e, tok->template_after, tok->after_count);
+    return rc;
+}
+
+int tok_encode_pair(const struct tok *tok, const struct tok_pair *pair, size_t max_ids,
+                    struct arena *arena, struct tok_ids *out, size_t *second, struct fault *fault) {
+    *out = (struct tok_ids){0};
+    if (!tok->joins)
+        return fault_set(fault, ERR_UNSUPPORTED, "tokenizer.json",
+                         "the model's tokenizer does not say how two texts are joined");
+    const struct tok_span all[2] = {{0, pair->size[0]}, {0, pair->size[1]}};
+    struct tok_text texts[2];
+    int rc = 0;
+    for (int i = 0; i < 2 && !rc; i++) {
+        texts[i] = (struct tok_text){pair->text[i], pair->size[i], &all[i], 1};
+        rc = check_text(pair->text[i], pair->size[i], &all[i], 1, fault);
+    }
+    if (rc) return rc;
+    struct tok_encoder e = {.tok = tok, .arena = arena, .fault = fault, .max = max_ids};
+    e.scratch = tok_scratch_open();
+    rc = e.scratch ? encode_pair(&e, texts, second) : tok_no_memory(&e);
+    tok_scratch_close(e.scratch);
+    if (rc == 0) *out = (struct tok_ids){e.ids, e.count};
+    return rc;
+}
+
 int tok_encode(const struct tok *tok, const char *text, size_t size, unsigned flags,
                const struct tok_span *untrusted, size_t untrusted_count, size_t max_ids,
                struct arena *arena, struct tok_ids *out, struct fault *fault) {

@@ -66,6 +66,16 @@ int tok_encode(const struct tok *tok, const char *text, size_t size, unsigned fl
                const struct tok_span *untrusted, size_t untrusted_count, size_t max_ids,
                struct arena *arena, struct tok_ids *out, struct fault *fault);
 
+/* The tokens of two texts as the post-processor joins them, such as "[CLS] a [SEP] b [SEP]"; no
+ * special token is recognised in them. *second: the place of the first token that belongs to the
+ * second one. ERR_UNSUPPORTED: the tokenizer joins none. */
+struct tok_pair {
+    const char *text[2];
+    size_t size[2];
+};
+int tok_encode_pair(const struct tok *tok, const struct tok_pair *pair, size_t max_ids,
+                    struct arena *arena, struct tok_ids *out, size_t *second, struct fault *fault);
+
 /* The raw bytes of one token (may be part of a UTF-8 character). Unknown ids give 0 bytes. */
 size_t tok_bytes(const struct tok *tok, int32_t id, const char **bytes);
 /* The same where the token begins a text: SentencePiece's decoders drop its first space. */

@@ -102,6 +102,7 @@ struct bench {
     float *qkv, *out; /* buffers of one step */
     float *kept[2];   /* [slot]: outputs [LAYERS][TOKENS][out_size] */
     int spoiled;      /* keys and values of this position are not numbers; 0: none */
+    bool both_ways;
 };
 
 static bool bench_open(struct bench *b, int way, const struct shape *s) {
@@ -147,6 +148,7 @@ static void step(struct bench *b, const struct kern_span *spans, int count) {
     struct kern_attend_options options = {.sliding_window = b->shape->sliding_window,
                                           .scale = 1 / sqrtf((float)b->shape->head_dim),
                                           .cap = b->shape->cap,
+                                          .both_ways = b->both_ways,
                                           .sinks = b->shape->sinks ? sink_table : NULL};
     MUST(ops->begin_step(b->kern, &batch));
     for (int layer = 0; layer < LAYERS; layer++) {
@@ -203,7 +205,8 @@ static void attend_exact(const struct bench *b, int slot, int layer, int head, i
             dot += p;
             size += fabs(p);
         }
-        bool seen = held[e] <= pos && (!s->sliding_window || held[e] > pos - s->sliding_window);
+        const int apart = pos - held[e], far = b->both_ways ? abs(apart) : apart;
+        bool seen = (b->both_ways || apart >= 0) && (!s->sliding_window || far < s->sliding_window);
         if (s->cap > 0) dot = (double)s->cap * tanh(dot / (double)s->cap);
         weight[e] = seen ? dot : -INFINITY;
         most = fmax(most, weight[e]);
@@ -317,6 +320,41 @@ Test(attend, splits) {
     for (size_t i = 0; i < SHAPE_COUNT; i++)
         for (int path = 0; path < WAYS && !test_leaves_out(i, 8); path++)
             check_splits(path, &shapes[i]);
+}
+
+/* ---- Both ways ---- */
+
+/* Texts of one step each, alone and in company. */
+static void check_both_ways(int path, const struct shape *shape) {
+    struct bench b;
+    int32_t held[TOKENS];
+    for (int i = 0; i < TOKENS; i++) held[i] = i;
+    if (!bench_open(&b, path, shape)) return;
+    b.both_ways = true;
+    const struct kern_span both[] = {{.slot = 1, .row = 0, .count = 41, .pos = 0},
+                                     {.slot = 0, .row = 41, .count = 150, .pos = 0}};
+    step(&b, both, 2);
+    static const int some[] = {0, 1, 15, 16, 37, 63, 64, 100, 129, 148, 149};
+    for (int layer = 0; layer < LAYERS; layer++) {
+        for (size_t i = 0; i < sizeof some / sizeof *some; i++)
+            check_token(&b, 0, layer, some[i], held, 150);
+        check_token(&b, 1, layer, 0, held, 41);
+        check_token(&b, 1, layer, 40, held, 41);
+    }
+    size_t size = (size_t)(LAYERS * TOKENS * b.out_size);
+    float *company = fresh(size, 0);
+    memcpy(company, b.kept[0], size * sizeof *company);
+    b.kern->ops->release(b.kern, 0);
+    append(&b, 0, 0, 150);
+    same_as(&b, 0, company, "company changes a text that is read both ways");
+    free(company);
+    bench_close(&b);
+}
+
+Test(attend, both_ways) {
+    for (size_t i = 0; i < SHAPE_COUNT; i++)
+        for (int path = 0; path < WAYS && !test_leaves_out(i, 4); path++)
+            check_both_ways(path, &shapes[i]);
 }
 
 /* ---- After eviction ---- */

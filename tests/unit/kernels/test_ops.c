@@ -538,6 +538,46 @@ static void check_norm(struct kern *kern, size_t dim, int rows) {
     free(x), free(w), free(y);
 }
 
+static void check_layer_norm(struct kern *kern, size_t dim, int rows) {
+    const size_t count = dim * (size_t)rows;
+    float *x = fresh(count, 41), *w = fresh(dim, 42), *b = fresh(dim, 43), *y = fresh(count, 0);
+    for (int biased = 0; biased < 2; biased++) {
+        kern->ops->layer_norm(kern, y, x, w, biased ? b : NULL, rows, (int)dim, 1e-5f);
+        for (size_t i = 0; i < count; i++) {
+            double mean = 0, squares = 0;
+            const float *row = x + i / dim * dim;
+            for (size_t j = 0; j < dim; j++) mean += (double)row[j] / (double)dim;
+            for (size_t j = 0; j < dim; j++) squares += pow((double)row[j] - mean, 2);
+            double exact =
+                ((double)x[i] - mean) / sqrt(squares / (double)dim + 1e-5) * (double)w[i % dim];
+            if (biased) exact += (double)b[i % dim];
+            cr_assert_float_eq(y[i], exact, 1e-5, "%s dim %zu: %g not %g", kern->ops->name, dim,
+                               (double)y[i], exact);
+        }
+    }
+    kern->ops->add(kern, y, x, rows, (int)dim);
+    kern->ops->layer_norm(kern, x, x, w, b, rows, (int)dim, 1e-5f); /* in place */
+    for (size_t i = 0; i < count; i++) y[i] -= x[i];                /* what was added */
+    kern->ops->layer_norm(kern, x, x, w, b, rows, (int)dim, 1e-5f);
+    for (size_t i = 0; i < count; i++) cr_assert(isfinite(x[i]) && isfinite(y[i]));
+    free(x), free(w), free(b), free(y);
+}
+
+/* One product that is its own gate: GELU. */
+static void check_gelu(struct kern *kern, int dim, int rows) {
+    const size_t count = (size_t)(dim * rows);
+    float *x = fresh(count, 43), *y = fresh(count, 0);
+    for (size_t i = 0; i < count; i++) x[i] *= i % 3 ? 4 : 30;
+    x[0] = 200, x[count - 1] = -200;
+    kern->ops->glu_apart(kern, y, x, x, dim, rows, dim, KERN_NORMAL);
+    for (size_t i = 0; i < count; i++) {
+        const double exact = 0.5 * erfc(-(double)x[i] * M_SQRT1_2) * (double)x[i];
+        cr_assert_float_eq(y[i], exact, 4e-7 * fmax(1, fabs((double)x[i])), "%s: %g -> %g not %g",
+                           kern->ops->name, (double)x[i], (double)y[i], exact);
+    }
+    free(x), free(y);
+}
+
 static void check_glu(struct kern *kern, size_t dim, int rows, enum kern_activation activation) {
     size_t count = dim * (size_t)rows;
     float *x = fresh(2 * count, 43), *y = fresh(count, 0);
@@ -574,6 +614,9 @@ Test(ops, norm_and_glu) {
             check_glu(kern, dim, 67, KERN_GELU_TANH);
             check_glu(kern, dim, 67, KERN_SWIGLU_CLAMPED);
             check_glu(kern, dim, 67, KERN_RELU);
+            check_layer_norm(kern, dim, 1);
+            check_layer_norm(kern, dim, 67);
+            check_gelu(kern, (int)dim, 67);
         }
         kern->ops->close(kern);
     }

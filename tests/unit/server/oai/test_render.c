@@ -362,16 +362,16 @@ Test(oai_render, models) {
 Test(oai_render, tokens_and_text) {
     int32_t ids[] = {'a', 258, 0xC3};
     request.return_token_strs = true;
-    oai_tokenize.answer(&out, &rules, &request, &(struct engine_ids){ids, 3});
+    oai_tokenize.answer(&out, &rules, &request, &(struct engine_ids){.ids = ids, .count = 3});
     cr_assert_str_eq(out.data, "{\"count\":3,\"max_model_len\":8192,\"tokens\":[97,258,195],"
                                "\"token_strs\":[\"a\",\"<|endoftext|>\",\"<0xC3>\"]}");
     buf_clear(&out);
     request.return_token_strs = false;
-    oai_tokenize.answer(&out, &rules, &request, &(struct engine_ids){ids, 0});
+    oai_tokenize.answer(&out, &rules, &request, &(struct engine_ids){.ids = ids, .count = 0});
     cr_assert_str_eq(out.data,
                      "{\"count\":0,\"max_model_len\":8192,\"tokens\":[],\"token_strs\":null}");
     buf_clear(&out);
-    oai_detokenize.answer(&out, &rules, &request, &(struct engine_ids){ids, 2});
+    oai_detokenize.answer(&out, &rules, &request, &(struct engine_ids){.ids = ids, .count = 2});
     cr_assert_str_eq(out.data, "{\"prompt\":\"a<|endoftext|>\",\"content\":\"a<|endoftext|>\"}");
 }
 

@@ -1,0 +1,147 @@
+"""Encoders, which read texts both ways: vectors beside an independent model in float64, bit by bit alone and in batches, from
+directories and GGUF files; limits; what they do not serve."""
+import base64
+import concurrent.futures as futures
+import json
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import requests
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "tests/python"))
+from encoder import WORDS, Encoder, to_gguf, write_model  # noqa: E402
+
+TEXTS = ["The code of the garage is 4815.", "a", "Wer wohnt in Lissabon? Café, naïve ÉTÉ!", "0123456789 " * 9,
+         "  spaces  and\nlines\t", "東京 is a city; ж 🙂", "x" * 120, "the coding coded garage's code " * 5]
+KINDS = ["bert", "roberta", "xlm-roberta", "nomic_bert"]
+
+
+def embed(d, text, status=200, **fields):
+    r = requests.post(f"{d.url}/v1/embeddings", json={"input": text, "encoding_format": "base64", **fields}, timeout=300)
+    assert r.status_code == status, r.text
+    return r.json()["error"] if status != 200 else [base64.b64decode(v["embedding"]) for v in r.json()["data"]]
+
+
+def numbers(raw):
+    return np.array(struct.unpack(f"<{len(raw) // 4}f", raw))
+
+
+def ids_of(d, text):
+    return requests.post(f"{d.url}/tokenize", json={"prompt": text}, timeout=60).json()["tokens"]
+
+
+def check_vectors(d, model, texts=TEXTS, how="mean", most=2e-5):
+    for text in texts:
+        states = model.hidden(ids_of(d, text))
+        wanted = states.mean(0) if how == "mean" else states[0] if how == "cls" else states[-1]
+        [raw] = embed(d, text, normalize=False)
+        assert np.abs(numbers(raw) - wanted).max() <= most * np.abs(states).max(), text
+        [unit] = embed(d, text)
+        assert numbers(unit) @ wanted / np.linalg.norm(wanted) > 1 - 1e-6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_vectors_are_those_of_an_independent_model(daemon, tmp_path, kind):
+    model = write_model(tmp_path / "model", kind)
+    check_vectors(daemon("--model", str(model)), Encoder(model))
+
+
+@pytest.mark.parametrize("path", ["reference", "portable", "avx2", "avx512"])
+def test_every_path(daemon, tmp_path, path):
+    model = write_model(tmp_path / "model")
+    for how in ("cls", "last"):
+        try:
+            d = daemon("--model", str(model), "--cpu-path", path, "--pooling", how)
+        except AssertionError:
+            pytest.skip(f"this machine has not {path}")
+        check_vectors(d, Encoder(model), TEXTS[:3], how)
+
+
+@pytest.mark.parametrize("kind", ["bert", "nomic_bert"])
+def test_a_vector_depends_on_its_text_alone(daemon, tmp_path, kind):
+    """Bit by bit: alone, in a batch, in any order, from many clients, in short steps, on other numbers of threads and ranks."""
+    model = write_model(tmp_path / "model", kind)
+    d = daemon("--model", str(model))
+    texts = TEXTS * 3
+    alone = [embed(d, text)[0] for text in texts]
+    assert len(set(alone)) == len(TEXTS)
+    assert embed(d, texts) == alone and embed(d, texts[::-1]) == alone[::-1]
+    with futures.ThreadPoolExecutor(6) as pool:
+        assert all(b.result() == alone for b in [pool.submit(embed, d, texts) for _ in range(6)])
+    for flags in (["--max-num-batched-tokens", "161", "--max-num-seqs", "8"], ["--threads", "1"], ["--threads", "4"],
+                  ["--tensor-parallel-size", "2"], ["--tensor-parallel-size", "4", "--threads", "4"],
+                  ["--data-parallel-size", "2"], ["--kv-budget", "64", "--kv-policy", "streaming"]):
+        assert embed(daemon("--model", str(model), *flags), texts) == alone, flags
+    pool = d.kv()["pool"]
+    assert pool["pages_used"] == 0 and pool["pages_reserved"] == 0 and d.kv()["conversation_count"] == 0
+
+
+@pytest.mark.parametrize("kind", ["bert", "nomic_bert"])
+def test_gguf_files_are_the_same(daemon, tmp_path, kind):
+    model = write_model(tmp_path / "model", kind)
+    whole, file = daemon("--model", str(model)), daemon("--model", str(to_gguf(model, tmp_path / "model.gguf")))
+    for text in TEXTS + ["[CLS] is a token", "naïve"]:
+        assert ids_of(file, text) == ids_of(whole, text)
+    assert embed(file, TEXTS) == embed(whole, TEXTS)
+    first = daemon("--model", str(to_gguf(model, tmp_path / "cls.gguf", **{
+        f"{'bert' if kind == 'bert' else 'nomic-bert'}.pooling_type": 2})))
+    check_vectors(first, Encoder(model), TEXTS[:2], "cls")
+
+
+def test_lengths(daemon, tmp_path):
+    """sentence-transformers' max_seq_length is a limit, as are the model's positions and the rows of a step."""
+    model = write_model(tmp_path / "model")
+    d = daemon("--model", str(model))
+    long = "a " * 200
+    e = embed(d, long, status=400)
+    assert e["code"] == "context_length_exceeded" and "160" in e["message"]
+    assert len(embed(d, "a " * 158)) == 1
+    cut = ids_of(d, long)
+    assert embed(d, long, truncate_prompt_tokens=-1) == embed(d, [*cut[:159], WORDS.index("[SEP]")])
+    (model / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 40, "do_lower_case": False}))
+    d = daemon("--model", str(model))
+    assert "40" in embed(d, "a " * 39, status=400)["message"]
+    assert embed(d, long, truncate_prompt_tokens=-1) == embed(d, [*cut[:39], WORDS.index("[SEP]")])
+    d = daemon("--model", str(model), "--max-num-batched-tokens", "33", "--max-num-seqs", "4")
+    assert "33" in embed(d, "a " * 39, status=400)["message"]
+    assert len(embed(d, ["a " * 31] * 20)) == 20
+
+
+def test_what_an_encoder_does_not_serve(daemon, tmp_path):
+    model = write_model(tmp_path / "model")
+    d = daemon("--model", str(model))
+    messages = [{"role": "user", "content": "hello"}]
+    for path, body in (("/v1/chat/completions", {"messages": messages}), ("/v1/completions", {"prompt": "a"}),
+                       ("/v1/responses", {"input": "a"}), ("/v1/messages", {"messages": messages, "max_tokens": 1}),
+                       ("/v1/rerank", {"query": "a", "documents": ["b"]})):
+        r = requests.post(d.url + path, json=body, timeout=60)
+        assert r.status_code == 400, (path, r.text)
+        assert "vectors" in r.json()["error"]["message"] or "template" in r.json()["error"]["message"], r.text
+    assert len(embed(d, "a")) == 1
+    info = requests.get(f"{d.url}/server_info", timeout=60).json()
+    assert info["model_family"] == "bert" and info["pooling"] == "mean" and info["embedding_width"] == 32
+
+
+def test_files_that_are_refused(tmp_path, daemon):
+    binary = daemon.__closure__ and __import__("os").environ.get("KEEPD_BIN", str(ROOT / "build/keepd"))
+    for fields, said in (({"hidden_act": "relu"}, "hidden_act"), ({"is_decoder": True}, "is_decoder"),
+                         ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
+                         ({"max_position_embeddings": 161}, "position_embeddings.weight")):
+        model = write_model(tmp_path / said, **fields)
+        r = subprocess.run([binary, "--model", str(model), "--check"], capture_output=True, text=True, timeout=60)
+        assert r.returncode != 0 and said in r.stderr + r.stdout, (said, r.stderr)
+
+
+def test_sdk(daemon, tmp_path):
+    openai = pytest.importorskip("openai")
+    model = write_model(tmp_path / "model")
+    d = daemon("--model", str(model))
+    client = openai.OpenAI(base_url=f"{d.url}/v1", api_key="none")
+    answer = client.embeddings.create(model="keepd-nano", input=TEXTS)
+    for text, item in zip(TEXTS, answer.data):
+        assert np.array_equal(np.float32(item.embedding), np.float32(numbers(embed(d, text)[0])))
+    assert answer.usage.prompt_tokens == sum(len(ids_of(d, text)) for text in TEXTS)
