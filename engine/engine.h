@@ -353,7 +353,7 @@ const char *engine_policy_at(const struct engine *engine, int index);
 struct engine_ids {
     int32_t *ids; /* in the caller's arena */
     size_t count;
-    size_t second; /* of a pair: the place of its second text's first token; else 0 */
+    size_t second; /* the place of a pair's second text; else 0 */
 };
 
 /* Tokenizes plain text as a completion prompt. Special tokens in the text are NOT recognised unless

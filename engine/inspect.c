@@ -8,8 +8,9 @@
 #include "model/path.h"
 #include "text/text.h"
 
-static void describe_text(const struct text *text, struct buf *out) {
+static void describe_text(const struct text *text, bool writes, struct buf *out) {
     buf_fmt(out, "tokenizer    %d tokens\n", tok_vocab_size(text->tok));
+    if (!writes) return;
     if (!text->source)
         buf_str(out, "template     none: chats are refused, completions are served\n");
     else
@@ -69,14 +70,14 @@ int engine_inspect(const struct engine_options *options, struct buf *out, char *
     }
     (void)model_inspect(options->model_dir, options->max_model_len, options->random_weights, out,
                         &own);
-    if (text_open(options->model_dir, options->chat_template, &text, &words))
-        (void)refused("tokenizer    refused: ", &words, out);
-    else
-        describe_text(&text, out);
     check.check_only = true;
     check.progress = NULL;
     check.found = &found;
     rc = engine_open(&check, &engine, fault);
+    if (text_open(options->model_dir, options->chat_template, &text, &words))
+        (void)refused("tokenizer    refused: ", &words, out);
+    else
+        describe_text(&text, !found.whole_texts, out);
     if (rc == 0) {
         describe_ends(&found, &text, out);
         describe_cache(&found, out);

@@ -550,6 +550,16 @@ static void fill_draft_info(struct engine *e) {
     info->draft_bytes = (int64_t)model_weight_bytes(e->replicas[0].draft_model) + e->draft.bytes;
 }
 
+static void fill_vectors(const struct engine *e, const struct model_config *config,
+                         struct engine_info *info) {
+    info->width = model_vector_width(config);
+    info->labels = config->finish.labels;
+    info->label_sigmoid = config->finish.sigmoid;
+    info->whole_texts = config->both_ways;
+    info->pooling = find_pooling(&e->options, config);
+    info->pooling_other = config->pooling.other;
+}
+
 static void fill_info(struct engine *e, const struct sched_options *so) {
     const struct model_config *config = model_config(model_of(e));
     struct engine_info *info = &e->info;
@@ -575,12 +585,7 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
     info->layer_heads = e->layer_heads;
     info->head_dim = config->head_dim;
     info->vocab = config->vocab;
-    info->width = model_vector_width(config);
-    info->labels = config->finish.labels;
-    info->label_sigmoid = config->finish.sigmoid;
-    info->whole_texts = config->both_ways;
-    info->pooling = find_pooling(&e->options, config);
-    info->pooling_other = config->pooling.other;
+    fill_vectors(e, config, info);
     info->max_num_seqs = e->options.max_num_seqs;
     info->max_queue = e->options.max_queue;
     info->max_choices = max_choices(&e->options);

@@ -125,6 +125,24 @@ static int check_shape(const struct model *model, struct fault *fault) {
 }
 
 /* With `check_only` counts the memory alone. */
+/* The widest input or output of the products behind pooling; 0: there is none. */
+static int finish_width(const struct model_config *c) {
+    int widest = c->finish.count ? c->d_model : 0;
+    for (int i = 0; i < c->finish.count; i++)
+        if (c->finish.width[i] > widest) widest = c->finish.width[i];
+    return widest;
+}
+
+/* Arrays in host memory. */
+static int open_host(struct model *model, struct fault *fault) {
+    struct scratch *s = &model->scratch;
+    const int finish = finish_width(&model->config);
+    s->rows = mem_try_alloc((size_t)model->rows_max, sizeof *s->rows);
+    s->finish_host = finish ? mem_try_alloc((size_t)finish, sizeof *s->finish_host) : NULL;
+    if (s->rows && (!finish || s->finish_host)) return 0;
+    return fault_set(fault, ERR_NOMEM, "max-num-batched-tokens", "no memory for a table");
+}
+
 static int open_scratch(struct model *model, bool check_only, struct fault *fault) {
     const struct model_config *c = &model->config;
     struct scratch *s = &model->scratch;
@@ -145,15 +163,12 @@ static int open_scratch(struct model *model, bool check_only, struct fault *faul
         gates = gates > c->head_dim ? gates : c->head_dim;
         latent = latent > latent_query_dim(c) ? latent : latent_query_dim(c);
     }
-    int finish = c->finish.count ? c->d_model : 0;
-    for (int i = 0; i < c->finish.count; i++)
-        if (c->finish.width[i] > finish) finish = c->finish.width[i];
     const struct {
         float **out;
         int rows, width;
     } arrays[] = {
-        {&s->finish[0], 1, finish},
-        {&s->finish[1], 1, finish},
+        {&s->finish[0], 1, finish_width(c)},
+        {&s->finish[1], 1, finish_width(c)},
         {&s->x, model->rows_max, c->d_model},
         {&s->norm, model->rows_max, c->d_model},
         {&s->qkv, model->rows_max, in},
@@ -176,10 +191,7 @@ static int open_scratch(struct model *model, bool check_only, struct fault *faul
         {&s->pairs, model->block_of ? 2 * model->rows_max : 0, c->d_model},
         {&s->joined, model->block_of ? 2 * model->rows_max : 0, c->d_model},
     };
-    s->rows = mem_try_alloc((size_t)model->rows_max, sizeof *s->rows);
-    s->finish_host = finish ? mem_try_alloc((size_t)finish, sizeof *s->finish_host) : NULL;
-    if (!s->rows || (finish && !s->finish_host))
-        return fault_set(fault, ERR_NOMEM, "max-num-batched-tokens", "no memory for a table");
+    if (open_host(model, fault)) return ERR_NOMEM;
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
         size_t bytes = (size_t)arrays[i].rows * (size_t)arrays[i].width * sizeof(float);
         model->step_bytes += bytes;

@@ -60,7 +60,7 @@ struct model_finish {
     bool has[MODEL_FINISH_MAX], bias[MODEL_FINISH_MAX];
     enum model_finish_kind kind[MODEL_FINISH_MAX]; /* applied behind the product */
     int labels;                                    /* 0: the result is a vector */
-    bool sigmoid; /* of a single label, where a score is asked for */
+    bool sigmoid;                                  /* the score of a single label is its sigmoid */
     bool roberta_names;
 };
 

@@ -42,7 +42,7 @@ enum naming {
     NAMING_HF_GEMMA4_MOE, /* the network beside experts has the names of the only one */
     NAMING_GGUF_GEMMA4_MOE,
     NAMING_HF_BERT,
-    NAMING_HF_ROBERTA, /* its classifier */
+    NAMING_HF_ROBERTA, /* another classifier */
     NAMING_HF_NOMIC_BERT,
     NAMING_GGUF_BERT,
     NAMING_GGUF_NOMIC_BERT, /* q, k and v are one tensor */

@@ -3,6 +3,7 @@ directories and GGUF files; limits; what they do not serve."""
 import base64
 import concurrent.futures as futures
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -126,13 +127,54 @@ def test_what_an_encoder_does_not_serve(daemon, tmp_path):
     assert info["model_family"] == "bert" and info["pooling"] == "mean" and info["embedding_width"] == 32
 
 
-def test_files_that_are_refused(tmp_path, daemon):
-    binary = daemon.__closure__ and __import__("os").environ.get("KEEPD_BIN", str(ROOT / "build/keepd"))
+@pytest.mark.parametrize("kind", ["bert", "roberta", "xlm-roberta"])
+def test_cross_encoders(daemon, tmp_path, kind):
+    """A pair is read as the tokenizer joins it, with types of its own; the score is the label, or its sigmoid."""
+    model = write_model(tmp_path / "model", kind, labels=1)
+    reference, query, documents = Encoder(model), "who has the code?", TEXTS
+    plain = write_model(tmp_path / "plain", kind, labels=1, sbert_ce_default_activation_function="torch.nn.modules.linear.Identity")
+    d, raw = daemon("--model", str(model)), daemon("--model", str(plain))
+    first = ids_of(d, query)
+    wanted = [reference.labels([*first, *ids_of(d, text)[1:]], len(first))[0] for text in documents]
+
+    def scores(d, documents, **fields):
+        r = requests.post(f"{d.url}/v1/rerank", json={"query": query, "documents": documents, **fields}, timeout=300)
+        assert r.status_code == 200, r.text
+        return [x["relevance_score"] for x in sorted(r.json()["results"], key=lambda x: x["index"])]
+
+    assert scores(raw, documents) == pytest.approx(wanted, abs=3e-5)
+    assert scores(d, documents) == pytest.approx([1 / (1 + np.exp(-x)) for x in wanted], abs=1e-5)
+    alone = [scores(d, [text])[0] for text in documents]
+    assert scores(d, documents * 3) == alone * 3
+    assert scores(daemon("--model", str(model), "--tensor-parallel-size", "2"), documents) == alone
+    r = requests.post(f"{d.url}/v1/score", json={"text_1": query, "text_2": documents}, timeout=300)
+    assert [s["score"] for s in r.json()["data"]] == alone
+    assert r.json()["usage"]["prompt_tokens"] == sum(len(first) + len(ids_of(d, text)) - 1 for text in documents)
+    for path, body, param in (("/v1/embeddings", {"input": "a"}, None), ("/v1/completions", {"prompt": "a"}, "model"),
+                              ("/v1/rerank", {"query": "a", "documents": ["a " * 170]}, "documents[0]"),
+                              ("/v1/rerank", {"query": "a", "documents": ["a"], "instruction": "b"}, "instruction")):
+        r = requests.post(d.url + path, json=body, timeout=60)
+        assert r.status_code == 400 and r.json()["error"]["param"] == param, r.text
+    long = scores(d, ["a " * 300, "a " * 200], truncate_prompt_tokens=-1)
+    assert long[0] == long[1]
+    if kind == "bert":
+        file = daemon("--model", str(to_gguf(model, tmp_path / "model.gguf", **{"bert.pooling_type": 4})))
+        assert scores(file, documents) == alone
+
+
+def test_a_classifier_of_several_labels(daemon, tmp_path):
+    d = daemon("--model", str(write_model(tmp_path / "model", labels=3)))
+    r = requests.post(f"{d.url}/v1/rerank", json={"query": "a", "documents": ["b"]}, timeout=60)
+    assert r.status_code == 400 and "3 labels" in r.json()["error"]["message"]
+
+
+def test_files_that_are_refused(tmp_path):
+    binary = os.environ.get("KEEPD_BIN", str(ROOT / "build/keepd"))
     for fields, said in (({"hidden_act": "relu"}, "hidden_act"), ({"is_decoder": True}, "is_decoder"),
                          ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
                          ({"max_position_embeddings": 161}, "position_embeddings.weight")):
         model = write_model(tmp_path / said, **fields)
-        r = subprocess.run([binary, "--model", str(model), "--check"], capture_output=True, text=True, timeout=60)
+        r = subprocess.run([binary, "--model", str(model), "--check-config"], capture_output=True, text=True, timeout=60)
         assert r.returncode != 0 and said in r.stderr + r.stdout, (said, r.stderr)
 
 

@@ -557,7 +557,7 @@ static void check_layer_norm(struct kern *kern, size_t dim, int rows) {
     }
     kern->ops->add(kern, y, x, rows, (int)dim);
     kern->ops->layer_norm(kern, x, x, w, b, rows, (int)dim, 1e-5f); /* in place */
-    for (size_t i = 0; i < count; i++) y[i] -= x[i];                /* what was added */
+    for (size_t i = 0; i < count; i++) y[i] -= x[i];
     kern->ops->layer_norm(kern, x, x, w, b, rows, (int)dim, 1e-5f);
     for (size_t i = 0; i < count; i++) cr_assert(isfinite(x[i]) && isfinite(y[i]));
     free(x), free(w), free(b), free(y);
