@@ -87,7 +87,7 @@ static int32_t read_part(struct sched *sched, const struct kern_span *span, stru
     return count;
 }
 
-/* What was pooled is not the vector yet. The text is read in one step. */
+/* The text is read in one step, and its vector is made of what is pooled there. */
 static int finish_span(struct sched *sched, const struct kern_span *span, struct sequence *seq,
                        const float *hidden) {
     const int width = sched->options.width;
