@@ -225,7 +225,7 @@ static struct gguf_string word_name(const struct gguf_string *name, int type,
         name->size > 2 && name->data[0] == '[' && name->data[name->size - 1] == ']';
     if (type == CONTROL || type == UNKNOWN || bracketed || name->size > TOK_ADDED_BYTES)
         return *name;
-    memcpy(own, "##", 2);
+    own[0] = own[1] = '#';
     memcpy(own + 2, name->data, name->size);
     return (struct gguf_string){own, name->size + 2};
 }
