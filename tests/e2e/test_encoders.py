@@ -187,22 +187,3 @@ def test_sdk(daemon, tmp_path):
     for text, item in zip(TEXTS, answer.data):
         assert np.array_equal(np.float32(item.embedding), np.float32(numbers(embed(d, text)[0])))
     assert answer.usage.prompt_tokens == sum(len(ids_of(d, text)) for text in TEXTS)
-
-
-def test_search_and_answer_with_one_daemon(tmp_path):
-    """The program of docs/API.md, as it stands but for the address: an encoder and a model that chats in one daemon."""
-    pytest.importorskip("openai")
-    page = (ROOT / "docs/API.md").read_text()
-    program = page.split("<!-- test: search -->\n```python\n")[1].split("```")[0]
-    binary = os.environ.get("KEEPD_BIN", str(ROOT / "build/keepd"))
-    process = subprocess.Popen([binary, "--model", f"vectors={write_model(tmp_path / 'model')}", "--model",
-                                f"chat={ROOT / 'bundled/keepd-nano'}", "--port", "0", "--kv-pool-bytes", "64M"],
-                               stdout=subprocess.PIPE, text=True)
-    try:
-        address = process.stdout.readline().split()[3]
-        program = program.replace("http://127.0.0.1:8080", address)
-        r = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
-        assert r.returncode == 0 and len(r.stdout.splitlines()) >= 2, r.stdout + r.stderr
-    finally:
-        process.terminate()
-        assert process.wait(timeout=60) == 0
