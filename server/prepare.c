@@ -182,7 +182,9 @@ static int tokenize_mixed(struct exchange *ex, const cJSON *list, struct engine_
 /* Puts the request's ids in front of a rendered chat. */
 static int join_front(struct exchange *ex, struct engine_ids *ids) {
     const struct oai_request *request = &ex->request;
-    struct engine_ids at[] = {{(int32_t *)(uintptr_t)request->front, request->front_count}, *ids};
+    const struct engine_ids front = {.ids = (int32_t *)(uintptr_t)request->front,
+                                     .count = request->front_count};
+    struct engine_ids at[] = {front, *ids};
     return join_token_parts(&(struct parts){ex, at, 2}, ids);
 }
 
