@@ -183,6 +183,11 @@ static bool fitting_may_continue(const struct fitting *f, enum engine_fit_work w
     return wanted && !late;
 }
 
+/* Returns the device that measures: a fit without --device runs on the CPU. */
+static const char *device_of(const struct engine_options *o) {
+    return !o->device || strcmp(o->device, "auto") == 0 ? "cpu" : o->device;
+}
+
 static int sum_settings(struct fitting *f, struct fault *fault) {
     const struct engine_options *o = f->options;
     struct base_digest base = {0};
@@ -190,7 +195,7 @@ static int sum_settings(struct fitting *f, struct fault *fault) {
     int rc = o->random_weights ? 0 : base_digest_of(o->model_dir, o->max_model_len, &base, fault);
     sha256_begin(&sum);
     sha256_add(&sum, &base, sizeof base);
-    const char *const texts[] = {o->quantization, o->device, o->cpu_path, o->cpu_activations};
+    const char *const texts[] = {o->quantization, device_of(o), o->cpu_path, o->cpu_activations};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         if (texts[i]) sha256_add(&sum, texts[i], strlen(texts[i]) + 1);
     sha256_end(&sum, f->settings);
@@ -284,7 +289,7 @@ static int fitting_measure_model(struct fitting *f, struct kern *kern, uint64_t 
 static int fitting_measure(struct fitting *f, uint64_t *random, struct fault *fault) {
     struct engine_options o = *f->options;
     struct kern *kern = NULL;
-    if (!o.device || strcmp(o.device, "auto") == 0) o.device = "cpu"; /* the one that measures */
+    o.device = device_of(&o);
     if (strcmp(o.device, "cpu") == 0) o.tensor_parallel_size = 1; /* the result is that of all */
     const struct backend_options backend = engine_backend(&o, 1);
     int rc = backend_open(&backend, &kern, fault);

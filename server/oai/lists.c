@@ -1,5 +1,6 @@
 /* The answers that are not generated text. */
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
@@ -104,10 +105,22 @@ static void write_nullable(struct buf *out, const char *text) {
         buf_str(out, "null");
 }
 
-/* Returns a path without its folders, which clients need not know. */
-static const char *last_part(const char *path) {
-    const char *slash = strrchr(path, '/');
-    return slash && slash[1] ? slash + 1 : path;
+/* Writes a model's path without its folders, which clients need not know. A directory in the hub's
+ * cache, .../models--OWNER--NAME/snapshots/COMMIT, is written as OWNER/NAME. */
+static void write_path_name(struct buf *out, const char *path) {
+    static const char front[] = "/models--", end[] = "/snapshots/";
+    const char *last = strrchr(path, '/'), *owner = strstr(path, front);
+    const char *name = owner ? strstr(owner + strlen(front), "--") : NULL;
+    const char *after = name ? strstr(name, end) : NULL;
+    char text[256];
+    if (after && after + strlen(end) == last + 1) {
+        owner += strlen(front);
+        snprintf(text, sizeof text, "%.*s/%.*s", (int)(name - owner), owner,
+                 (int)(after - name - 2), name + 2);
+        write_str(out, text);
+    } else {
+        write_str(out, last && last[1] ? last + 1 : path);
+    }
 }
 
 static const char *pooling_name(enum engine_pooling pooling) {
@@ -142,7 +155,10 @@ void oai_render_server_info(struct buf *out, const struct oai_rules *rules) {
             info->kv_budget_max);
     write_str(out, info->kv_dtype);
     buf_fmt(out, ",\"speculate\":%d,\"draft_model\":", info->speculate);
-    write_nullable(out, info->draft_model ? last_part(info->draft_model) : NULL);
+    if (info->draft_model)
+        write_path_name(out, info->draft_model);
+    else
+        write_nullable(out, NULL);
     buf_fmt(
         out,
         ",\"draft_bytes\":%" PRId64 ",\"draft_tokens\":%d"
@@ -185,7 +201,7 @@ void oai_render_props(struct buf *out, const struct oai_rules *rules) {
     buf_fmt(out, ",\"total_slots\":%d,\"model_alias\":", info->max_num_seqs * info->replicas);
     write_str(out, rules->names[0]);
     buf_str(out, ",\"model_path\":");
-    write_str(out, last_part(info->model_dir));
+    write_path_name(out, info->model_dir);
     buf_str(out, ",\"modalities\":{\"vision\":false,\"audio\":false},\"chat_template\":");
     write_str(out, info->chat_template ? info->chat_template : "");
     buf_str(out, ",\"bos_token\":");

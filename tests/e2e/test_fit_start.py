@@ -182,7 +182,7 @@ def test_an_interrupted_fit_goes_on_and_ends_as_one_that_was_not(first, start, e
     assert d.end() == 0 and "kept for the next start" in "".join(d.log)
     cache = tmp_path / "cache"
     assert len(list(cache.glob("*.work"))) == 1 and not gates_in(cache)
-    d = start(*BOUNDED, env=env)
+    d = start(*BOUNDED, "--device", "cpu", env=env)
     assert d.ready()["gates_from"] == "fitted"
     assert " of the texts were measured by a fit that was interrupted" in d.stop()
     assert gates_in(cache)[0].read_bytes() == gates_in(first[0])[0].read_bytes()

@@ -608,7 +608,7 @@ def test_a_draft_model_by_name(nano, puller):
     r = puller.run(*words, "--check-config")
     assert r.returncode == 78 and "keepd: draft-model: a start fetches it: draft-model: hf:org/nano is not in the cache" in r.stderr, r.stderr
     info = server_info(*words)
-    assert info["draft_tokens"] == 128 and (puller.folder("org/nano") / "refs/main").exists()
+    assert info["draft_model"] == "org/nano" and info["draft_tokens"] == 128 and (puller.folder("org/nano") / "refs/main").exists()
     r = puller.run(*words, "--check-config")
     assert r.returncode == 0, r.stderr
     r = puller.run("--model", str(NANO), "--draft-model", "hf:org/none", "--port", "0")
