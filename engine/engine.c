@@ -157,14 +157,9 @@ int engine_check(const struct engine *e, struct engine_job *job, struct fault *f
  * continued yet, whatever hint the client sends. */
 static void find_affinity(struct engine *e, const struct engine_job *job,
                           struct conversation_affinity *of) {
-    const struct engine_request *request = &job->request;
-    const struct conversation_query query = {.space = request->space,
-                                             .kv = job->params,
-                                             .prompt = request->prompt,
-                                             .prompt_count = request->prompt_count,
-                                             .hint = request->hint};
+    struct conversation_query query;
     struct conversation_search search = {.query = &query};
-    if (!request->kv.reuse || request->prompt_logprobs) return;
+    if (!sched_query(job, &query)) return;
     for (int i = 0; i < e->replica_count; i++) replica_affinity(&e->replicas[i], &search, &of[i]);
     if (e->replicas[0].store) store_affinity(e->replicas[0].store, &search, of);
     conversation_search_close(&search);

@@ -203,6 +203,10 @@ static inline int64_t sched_job_tokens(const struct engine_job *job) {
  * arrays are allocated. */
 void sched_submit(struct sched *sched, struct engine_job *job);
 
+/* Fills in by which conversations a job could continue; its kv parameters are resolved. Returns
+ * false if it continues none: it wants none, or the scores of its whole prompt. Pure. */
+bool sched_query(const struct engine_job *job, struct conversation_query *out);
+
 /* ERR_LIMIT: the pages that a resolved job may need, the same number that admission uses, can never
  * fit the pool. Pure. */
 int sched_check(const struct sched_options *options, const struct engine_job *job,

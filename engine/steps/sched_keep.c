@@ -11,20 +11,25 @@ struct keeper_claim sched_claim(const struct sched *sched, const struct engine_j
                                  .quota = queue_pages_left(&sched->queue, job)};
 }
 
+bool sched_query(const struct engine_job *job, struct conversation_query *out) {
+    const struct engine_request *request = &job->request;
+    *out = (struct conversation_query){.space = request->space,
+                                       .kv = job->params,
+                                       .prompt = request->prompt,
+                                       .prompt_count = request->prompt_count,
+                                       .hint = request->hint};
+    return request->kv.reuse && !request->prompt_logprobs;
+}
+
 enum engine_wait sched_find(struct sched *sched, struct sched_entry *entry) {
     struct engine_job *job = entry->job;
-    const struct engine_request *request = &job->request;
-    const struct conversation_query query = {.space = request->space,
-                                             .kv = job->params,
-                                             .prompt = request->prompt,
-                                             .prompt_count = request->prompt_count,
-                                             .hint = request->hint};
+    struct conversation_query query;
+    entry->wants_conversation = sched_query(job, &query);
+    if (!entry->wants_conversation) return ENGINE_WAIT_NOTHING;
     struct keeper_find find = {.claim = sched_claim(sched, job),
                                .query = &query,
                                .queued_ns = job->queued_ns,
                                .is_head = !entry->passing};
-    entry->wants_conversation = request->kv.reuse && !request->prompt_logprobs;
-    if (!entry->wants_conversation) return ENGINE_WAIT_NOTHING;
     enum engine_wait wait = keeper_find(&sched->keeper, &find);
     if (find.claim.saves != 0) job->saves = find.claim.saves;
     entry->match = find.match;
