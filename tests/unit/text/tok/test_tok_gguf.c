@@ -198,7 +198,7 @@ Test(tok_gguf, refuses_by_name) {
         int rc;
         const char *field;
     } rows[] = {
-        {{.model = "bert", .bos = -1}, ERR_UNSUPPORTED, "tokenizer.ggml.model"},
+        {{.model = "rwkv", .bos = -1}, ERR_UNSUPPORTED, "tokenizer.ggml.model"},
         {{WORDS}, ERR_UNSUPPORTED, "tokenizer.ggml.pre"},
         {{WORDS, .pre = "smollm starcoder"}, ERR_UNSUPPORTED, "tokenizer.ggml.pre"},
         {{WORDS, .pre = "smol"}, ERR_UNSUPPORTED, "tokenizer.ggml.pre"},
