@@ -49,10 +49,11 @@ static char *name_of_path(const char *given) {
 }
 
 /* Returns the = sign behind a name; NULL: the whole text is a path. A name may have slashes, as
- * those of the hub, but does not begin like a path. */
+ * those of the hub, but does not begin like a path or an address. */
 static const char *find_sign(const char *text) {
     const char *sign = strchr(text, '=');
     if (!sign || sign == text || strchr("/.~", *text) || strncmp(text, "hf:", 3) == 0) return NULL;
+    if (strncmp(text, "http", 4) == 0 && strstr(text, "://")) return NULL;
     return access(text, F_OK) == 0 ? NULL : sign;
 }
 
