@@ -29,8 +29,8 @@ def draw(results):
         for kind in own:
             value, times = done[kind]["tokens_a_read"], statistics.median(done[kind]["times"])
             svg.append(f'<rect x="{LEFT}" y="{y}" width="{value * scale:.1f}" height="{BAR - 2}" fill="{COLOURS[kind]}"/>'
-                       f'<text x="{LEFT + value * scale + 5:.1f}" y="{y + 11}" font-size="11">{value:.1f} '
-                       f'<tspan fill="#777">({times:.2f} times as fast)</tspan></text>')
+                       f'<text x="{LEFT + value * scale + 5:.1f}" y="{y + 11}" font-size="11">{value:.3g} '
+                       f'<tspan fill="#777">({times:.3g} times as fast)</tspan></text>')
             y += BAR
         y += GAP
     one = LEFT + scale
@@ -41,9 +41,9 @@ def draw(results):
         x += 150
     drafts = f', draft model {results["draft_model"]}' if results["draft_model"] else ""
     foot = f'{results["model"]}{drafts}; {results["threads"]} threads, {results["processor"]}, {results["date"]}'
-    svg.append(f'<text x="10" y="{y + 14}" font-size="11" fill="#555">Tokens a read of the weights; dashed: one, without guesses. '
-               f'{saxutils.escape(foot)}</text>')
-    head = (f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDTH + 190}" height="{y + 24}" font-family="sans-serif" font-size="12">'
+    for line, text in enumerate(("Tokens that each reading of the weights gives; dashed: one, without guesses.", foot)):
+        svg.append(f'<text x="10" y="{y + 14 + 16 * line}" font-size="11" fill="#555">{saxutils.escape(text)}</text>')
+    head = (f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDTH + 190}" height="{y + 40}" font-family="sans-serif" font-size="12">'
             '<rect width="100%" height="100%" fill="white"/>')
     return "\n".join([head, *svg, "</svg>"]) + "\n"
 
