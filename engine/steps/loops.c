@@ -27,5 +27,6 @@ bool loops_note(struct loops *loops, const struct engine_loops *rule, const int3
         *run = tokens[last] == tokens[last - size] ? *run + 1 : 0;
         found |= size >= rule->shortest && *run >= (int64_t)size * (rule->count - 1);
     }
+    loops->found = found;
     return found;
 }

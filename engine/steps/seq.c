@@ -330,7 +330,7 @@ static size_t update_finish(struct sequence *seq, const struct seq_text *text, i
     int32_t outputs = seq_output_count(seq);
     size_t safe = seq->text_size, begin = 0;
     bool may_stop = outputs >= request->min_tokens;
-    bool loops = loops_note(&seq->loops, &request->loops, seq->tokens + seq->prompt_count, outputs);
+    loops_note(&seq->loops, &request->loops, seq->tokens + seq->prompt_count, outputs);
     bool is_stop_token = (!request->ignore_eos && contains(text->eos, text->eos_count, token)) ||
                          contains(request->stop_ids, request->stop_id_count, token);
     int32_t index = -1;
@@ -348,7 +348,7 @@ static size_t update_finish(struct sequence *seq, const struct seq_text *text, i
         safe = begin;
     } else if (outputs >= request->max_tokens && !seq_waits(seq)) {
         seq->finish = ENGINE_FINISH_LENGTH;
-    } else if (may_stop && loops && !seq_waits(seq)) {
+    } else if (may_stop && seq->loops.found && !seq_waits(seq)) {
         seq->finish = ENGINE_FINISH_REPETITION;
     } else {
         safe -= seq_stop_tail(request->stops, request->stop_count, choice->text, safe);
@@ -394,9 +394,11 @@ void seq_add_token(struct sequence *seq, const struct seq_text *text,
 int seq_settle(struct sequence *seq, struct constraint_work *work, struct mask_wake wake) {
     const struct engine_request *request = &seq->job->request;
     int32_t outputs = seq_output_count(seq);
+    bool full = outputs >= request->max_tokens;
+    bool loops = seq->loops.found && outputs >= request->min_tokens;
     const struct constraint_text text = {.text = seq->choice->text,
                                          .size = seq->text_size,
-                                         .last = outputs >= request->max_tokens,
+                                         .last = full || loops,
                                          .ends = seq->ends,
                                          .end_count = seq->end_count,
                                          .hold = holds(seq),
@@ -404,7 +406,9 @@ int seq_settle(struct sequence *seq, struct constraint_work *work, struct mask_w
     bool whole;
     int rc = constraint_fill(&seq->constraint, request, &text, work, &whole);
     if (rc != 0 || (!whole && !text.last)) return rc;
-    seq->finish = whole ? ENGINE_FINISH_STOP : ENGINE_FINISH_LENGTH;
+    seq->finish = whole  ? ENGINE_FINISH_STOP
+                  : full ? ENGINE_FINISH_LENGTH
+                         : ENGINE_FINISH_REPETITION;
     publish_token(seq->choice, (uint32_t)outputs, seq->text_size);
     return 0;
 }

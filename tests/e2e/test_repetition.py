@@ -28,6 +28,18 @@ def test_a_loop_ends_an_answer(daemon):
     assert ask(d, repetition_detection=RULE, n=2)["choices"][1]["finish_reason"] == "repetition"
 
 
+def test_a_loop_ends_a_constrained_answer(daemon):
+    d = daemon()
+    text = ask(d, max_tokens=1)["choices"][0]["text"]
+    again = {"guided_regex": f"({text})*"}
+    assert ask(d, **again)["choices"][0]["finish_reason"] == "length"
+    cut = ask(d, **again, repetition_detection=RULE)["choices"][0]
+    assert cut["finish_reason"] == "repetition" and len(cut["token_ids"]) == 10
+    assert len(ask(d, **again, repetition_detection=RULE, min_tokens=20)["choices"][0]["token_ids"]) == 20
+    whole = ask(d, guided_regex=f"({text}){{10}}", repetition_detection=RULE)["choices"][0]
+    assert whole["finish_reason"] == "stop" and len(whole["token_ids"]) == 10
+
+
 def test_streams_and_other_forms_name_it(daemon):
     d = daemon()
     r = requests.post(f"{d.url}/v1/completions", json=BODY | {"stream": True, "repetition_detection": RULE}, timeout=300)
