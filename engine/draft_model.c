@@ -110,7 +110,8 @@ static int plan_cache(struct engine *e, struct kern_cache_options *cache, struct
     first->draft_kern->ops->cache_info(cache, &info);
     plan->page_bytes = info.page_bytes;
     plan->text_pages = model_pages(config, &info, plan->places);
-    int64_t text_bytes = plan->text_pages * plan->page_bytes;
+    const int64_t width = plan->is_block ? config->d_model : 0;
+    int64_t text_bytes = plan->text_pages * plan->page_bytes + drafter_text_bytes(width);
     int64_t most = available_memory("") / MEMORY_PART / e->replica_count / text_bytes;
     plan->texts = e->options.max_num_seqs < most ? e->options.max_num_seqs : (int)most;
     if (plan->texts < 1)
@@ -118,7 +119,7 @@ static int plan_cache(struct engine *e, struct kern_cache_options *cache, struct
                          "a text of %d tokens takes %.0f MB of the draft model's cache, more than "
                          "an %dth of the free memory",
                          plan->places, (double)text_bytes * 1e-6, MEMORY_PART);
-    plan->bytes = plan->texts * text_bytes;
+    plan->bytes = plan->texts * text_bytes + drafter_input_bytes(width);
     cache->pages = plan->texts * plan->text_pages;
     cache->slots = plan->texts;
     cache->max_positions = plan->places;

@@ -287,6 +287,15 @@ int model_read(const char *path, int context, bool random, struct model_config *
     return rc ? rc : pooling_of_gguf(weights_gguf(*weights), &config->pooling, fault);
 }
 
+/* Returns the memory of weights that were only checked. A model's count has all tensors of its
+ * files, those of a block, too. */
+static size_t count_weights(const struct model *model, const struct weights *weights,
+                            enum quantization quantization) {
+    if (model->block_of) return 0;
+    return weights ? model_loaded_bytes(weights, quantization)
+                   : (size_t)model_count_numbers(&model->config).all * sizeof(uint16_t);
+}
+
 static int load_all(struct model *model, const struct model_options *options, struct fault *fault) {
     struct weights *weights = NULL;
     int rc = model_read(options->dir, options->context, options->random_weights, &model->config,
@@ -302,9 +311,7 @@ static int load_all(struct model *model, const struct model_options *options, st
     if (!rc) rc = model_load_weights(model, options, weights, fault);
     if (!rc && !model->block_of) rc = model_load_gates(model, options, weights, fault);
     if (!rc && options->check_only)
-        model->weight_bytes =
-            weights ? model_loaded_bytes(weights, options->quantization)
-                    : (size_t)model_count_numbers(&model->config).all * sizeof(uint16_t);
+        model->weight_bytes = count_weights(model, weights, options->quantization);
     weights_close(weights);
     return rc;
 }

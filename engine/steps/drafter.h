@@ -89,6 +89,14 @@ struct drafter {
     int choices;   /* the first tokens of the draft model's, of which a guess is one */
 };
 
+/* Memory of drafter_options.width, beside the cache: of a text's hidden states, and of a step's. */
+static inline int64_t drafter_text_bytes(int64_t width) {
+    return (DRAFTER_HELD + 1) * width * (int64_t)sizeof(float);
+}
+static inline int64_t drafter_input_bytes(int64_t width) {
+    return DRAFTER_ROWS * width * (int64_t)sizeof(float);
+}
+
 /* answer_vocab: tokens of the model whose answers are guessed. */
 void drafter_open(struct drafter *drafter, const struct drafter_options *options, int answer_vocab);
 void drafter_close(struct drafter *drafter);

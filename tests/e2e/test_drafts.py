@@ -7,6 +7,7 @@ import math
 import os
 import pathlib
 import random
+import re
 import shutil
 import struct
 import subprocess
@@ -227,6 +228,18 @@ def test_a_block_that_knows_is_right(daemon, tmp_path, family, source):
     assert info["draft_model"] == "mtp" and info["draft_tokens"] == 1024 and info["draft_bytes"] > 0
     none = daemon("--model", model, "--draft-model", "none", *FLAGS)
     assert requests.get(f"{none.url}/server_info", timeout=10).json()["draft_model"] is None
+
+
+def test_the_files_of_a_block_count_once(tmp_path):
+    model, pad = with_block("qwen35", 3, tmp_path, True), 16 << 20
+    tensors = read_tensors(tmp_path / "model.safetensors") | {"model.visual.pad.weight": ("F32", [pad // 4], bytes(pad))}
+    write_tensors(tmp_path / "model.safetensors", tensors)
+
+    def most(*flags):
+        found = subprocess.run([os.environ["KEEPD_BIN"], "--inspect", model, "--max-num-seqs", "4", *flags], capture_output=True, text=True,
+                               timeout=60)
+        return float(re.search(r"^serving +([0-9.]+) MB at most", found.stdout, re.M)[1])
+    assert 0 < most() - most("--draft-model", "none") < pad * 1e-6
 
 
 @pytest.mark.parametrize("family, source, right", [("qwen35", 3, True), ("qwen35moe", 2, False), ("glm4moe", 2, True), ("deepseekv3", 2, False)])
