@@ -12,7 +12,7 @@
 struct loops {
     int32_t *runs; /* [sizes] owned; NULL: closed */
     int32_t sizes;
-    bool found; /* what loops_note returned last */
+    bool found; /* the last result of loops_note */
 };
 
 /* For an answer of up to `room` tokens. A rule without a count leaves it closed. ERR_NOMEM. */
