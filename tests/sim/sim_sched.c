@@ -352,6 +352,7 @@ static void storm(struct chain *chains, uint64_t seed) {
         options.draft_after = 1; /* the answers are short */
         options.draft_wrong = below(&r, 40);
         options.draft_fails = below(&r, 4);
+        options.draft_block = below(&r, 3) == 0;
     }
     world_open(&w, &options);
     for (int i = 0; i < CHAINS; i++) {

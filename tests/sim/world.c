@@ -255,6 +255,8 @@ static int fake_step(void *model, const struct kern_batch *batch, const int32_t 
     if (rc != 0) return rc;
     run_layers(w, w->kern, batch, w->logits, want, want_count);
     note_peeked(w, batch);
+    CHECK(want_count <= WORLD_WANTED);
+    for (int i = 0; i < want_count; i++) w->wanted_hidden[i] = (float)batch->tokens[want[i]];
     add_states(w, batch, want, want_count);
     *logits = w->logits;
     if (hidden) *hidden = w->out;
@@ -294,15 +296,39 @@ static void add_extra_tokens(struct world *w, int rows) {
     }
 }
 
+/* Each hidden state must be of the token before. */
+static void check_hidden(struct world *w, const struct kern_batch *batch, const float *hidden,
+                         const int32_t *want, int want_count) {
+    for (int i = 0; i < batch->span_count; i++) {
+        const struct kern_span *span = &batch->spans[i];
+        int32_t *tokens = w->draft_tokens + (ptrdiff_t)span->slot * w->options.draft_places;
+        for (int k = 0; k < span->count; k++) {
+            const int32_t place = span->pos + k, row = span->row + k;
+            CHECK(place < w->options.draft_places);
+            tokens[place] = batch->tokens[row];
+            CHECK(place == 0 || hidden[row] == (float)tokens[place - 1]);
+        }
+    }
+    for (int i = 0; i < want_count; i++) w->draft_hidden[i] = (float)batch->tokens[want[i]];
+}
+
+static const float *draft_hidden(void *model) {
+    return ((struct world *)model)->draft_hidden;
+}
+
+static const float *wanted_hidden(void *model) {
+    return ((struct world *)model)->wanted_hidden;
+}
+
 static int draft_step(void *model, const struct kern_batch *batch, const float *hidden,
                       const int32_t *want, int want_count, const float **logits) {
     struct world *w = model;
-    (void)hidden;
     CHECK(batch->rows <= DRAFTER_ROWS && want_count <= DRAFTER_ASKED);
     if (draft_chance(w->options.draft_fails)) return ERR_NOMEM;
     int rc = w->draft->ops->begin_step(w->draft, batch);
     CHECK_MSG(rc == 0, "the draft model's cache is too small: %s", err_text(rc));
     if (draft_chance(w->options.draft_fails)) return ERR_INTERNAL; /* with rows appended */
+    if (w->options.draft_block) check_hidden(w, batch, hidden, want, want_count);
     run_layers(w, w->draft, batch, w->draft_logits, want, want_count);
     add_extra_tokens(w, want_count);
     for (int i = 0; i < want_count; i++)
@@ -393,6 +419,8 @@ static void open_draft(struct world *w) {
                                        .vocab = draft_vocab(w)};
     CHECK_MSG(w->draft->ops->cache_open(w->draft, &cache, &fault) == 0, "%s", fault.text);
     w->draft_logits = mem_must_alloc(DRAFTER_ASKED * (size_t)draft_vocab(w), sizeof(float));
+    w->draft_tokens = mem_must_alloc(
+        (size_t)w->options.draft_texts * (size_t)w->options.draft_places, sizeof *w->draft_tokens);
 }
 
 static struct drafter_options draft_options(struct world *w) {
@@ -400,6 +428,8 @@ static struct drafter_options draft_options(struct world *w) {
     return (struct drafter_options){.kern = w->draft,
                                     .model = w,
                                     .model_step = draft_step,
+                                    .wanted_hidden = draft_hidden,
+                                    .width = w->options.draft_block ? 1 : 0,
                                     .vocab = draft_vocab(w),
                                     .texts = w->options.draft_texts,
                                     .places = w->options.draft_places,
@@ -415,6 +445,7 @@ static void close_draft(struct world *w) {
     CHECK_MSG(stats.pages_used == 0, "%lld pages of drafts leaked", (long long)stats.pages_used);
     w->draft->ops->close(w->draft);
     mem_free(w->draft_logits);
+    mem_free(w->draft_tokens);
 }
 
 /* A hanging disk: the store's thread blocks in the check of a file. */
@@ -507,6 +538,7 @@ void world_open(struct world *w, const struct world_options *options) {
         .model = w,
         .model_step = fake_step,
         .bring_states = bring_states,
+        .wanted_hidden = wanted_hidden,
         .step_stretch = o->step_stretch,
         .clock = spent,
         .text = {.token_bytes = world_token_bytes,

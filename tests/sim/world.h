@@ -43,6 +43,7 @@ struct world_options {
     int draft_wrong;  /* logits of a hundred that are others than the model's */
     int draft_extra;  /* tokens that only the draft model has, and finds the likeliest */
     int draft_fails;  /* steps, and cuts of its texts, of a hundred that fail */
+    bool draft_block; /* it reads hidden states, as a block of the model's files does */
 };
 
 /* Operations of the backend that can be made to fail. */
@@ -61,6 +62,8 @@ enum world_op {
     WORLD_OPS
 };
 
+#define WORLD_WANTED 256 /* most rows of logits of a step */
+
 struct world {
     struct kern *kern;
     struct kern_ops ops; /* the backend's, with failures */
@@ -74,6 +77,9 @@ struct world {
     struct kern_ops draft_ops;
     float *draft_logits;
     int draft_rows; /* rows of its steps so far */
+    /* The only number of a hidden state is the token of its row. */
+    float wanted_hidden[WORLD_WANTED], draft_hidden[DRAFTER_ASKED];
+    int32_t *draft_tokens; /* [draft_texts][draft_places] in the draft model's cache */
     struct world_options options;
     struct sched sched;
     atomic_int places, pending; /* counters of the engine */

@@ -57,6 +57,32 @@ Test(drafter, its_guesses_save_steps) {
     }
 }
 
+/* A block of the model's files reads the hidden state of the token before each token, which the
+ * world checks: in long answers too, whose texts begin anew; beside choices and recurrent states;
+ * and where texts are rare. */
+Test(drafter, a_block_gets_the_hidden_states_of_its_tokens) {
+    for (int i = 0; i < 4; i++) {
+        struct world_options options = options_of(i == 2 ? 1 : 4);
+        struct engine_job job = job_of(1 + i, PROMPT, 200, full());
+        options.draft_block = true;
+        options.draft_places = DRAFTER_PLACES_LEAST;
+        options.draft_wrong = 10 * i;
+        options.states = i == 1;
+        job.request.temperature = (float)(i % 2);
+        job.request.choices = i == 2 ? 3 : 1;
+        struct engine_job alone = job;
+        alone.request.drafts = 0;
+        job.request.drafts = -1;
+        run(&options, &alone);
+        struct engine_counters counters = run(&options, &job);
+        expect_same_answer(&alone, &job);
+        cr_assert_gt(counters.model_drafted_tokens, 0);
+        cr_assert_eq(counters.drafter_failures, 0);
+        engine_job_close(&alone);
+        engine_job_close(&job);
+    }
+}
+
 /* Some vocabularies are filled up to a round size, the draft model's to a larger one. Masks and
  * biases have only the answer's tokens: with the sanitisers, a look beyond a mask ends the test. */
 Test(drafter, guesses_are_tokens_of_the_answer) {
