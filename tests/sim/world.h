@@ -43,7 +43,7 @@ struct world_options {
     int draft_wrong;  /* logits of a hundred that are others than the model's */
     int draft_extra;  /* tokens that only the draft model has, and finds the likeliest */
     int draft_fails;  /* steps, and cuts of its texts, of a hundred that fail */
-    bool draft_block; /* it reads hidden states, as a block of the model's files does */
+    bool draft_block; /* hidden states are read, as by a block of the model's files does */
 };
 
 /* Operations of the backend that can be made to fail. */
