@@ -792,7 +792,8 @@ static void environment_name(const struct option *option, char *out, size_t size
 }
 
 /* Notes a variable whose name is nearly that of an option. This is not an error, because
- * Kubernetes, containers and keepd's own programs have variables with similar names. */
+ * Kubernetes, containers and keepd's own programs have variables with similar names. Names of three
+ * letters are near to too many: KEEPD_BIN is no KEEPD_PIN. */
 static void note_variable(struct loader *load, const char *entry) {
     static const char prefix[] = "KEEPD_";
     char name[64], best[80];
@@ -803,7 +804,7 @@ static void note_variable(struct loader *load, const char *entry) {
     name[size - skip] = '\0';
     const char *nearest = own_name(name);
     if (find_option(name, size - skip)) return;
-    if (!nearest) nearest = nearest_name(name, size - skip);
+    if (!nearest && size - skip > 3) nearest = nearest_name(name, size - skip);
     if (!nearest) return;
     environment_name(find_option(nearest, strlen(nearest)), best, sizeof best);
     add_note(load, "environment: %.*s is no option of keepd and is ignored; did you mean %s?",

@@ -500,7 +500,7 @@ Test(config, options_of_others_that_keepd_lacks_say_what_to_do) {
 Test(config, variables_that_are_nearly_options_leave_a_note) {
     struct run run;
     cr_assert_eq(load(&run, "m",
-                      "KEEPD_KV_BUGDET=64 KEEPD_URL=x KEEPD_PORT_8080_TCP=y KEEPD_X=1"
+                      "KEEPD_KV_BUGDET=64 KEEPD_URL=x KEEPD_PORT_8080_TCP=y KEEPD_X=1 KEEPD_BIN=z"
                       " KEEPD_CTX_SIZE=4096 KEEPD_KV_CHUNK=3 HOME=/"),
                  0, "%s", run.fault.text);
     cr_assert_eq(run.config.engine.kv_chunk, 3);
