@@ -32,7 +32,7 @@ OWN = {
                   "response.output[].status", "item.status", "name", "logprobs[].bytes", "logprobs[].top_logprobs[].bytes"},
     "messages": {"usage.kv_details", "error.param", "error.code"},
     "models": {"root", "parent", "max_model_len", "object", "created", "owned_by", "type", "display_name", "created_at",
-               "lifecycle", "max_input_tokens"},
+               "lifecycle", "max_input_tokens", "status", "pinned", "requests_waiting"},
     "errors": set(),
 }
 
