@@ -236,8 +236,8 @@ def test_the_files_of_a_block_count_once(tmp_path):
     write_tensors(tmp_path / "model.safetensors", tensors)
 
     def most(*flags):
-        found = subprocess.run([os.environ["KEEPD_BIN"], "--inspect", model, "--max-num-seqs", "4", *flags], capture_output=True, text=True,
-                               timeout=60)
+        binary = os.environ.get("KEEPD_BIN", ROOT / "build" / "keepd")
+        found = subprocess.run([binary, "--inspect", model, "--max-num-seqs", "4", *flags], capture_output=True, text=True, timeout=60)
         return float(re.search(r"^serving +([0-9.]+) MB at most", found.stdout, re.M)[1])
     assert 0 < most() - most("--draft-model", "none") < pad * 1e-6
 

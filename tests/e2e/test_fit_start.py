@@ -54,7 +54,8 @@ class Start:
     """A daemon that may take its time; `log` and `out` are its lines so far."""
 
     def __init__(self, model, *flags, env, **options):
-        self.process = subprocess.Popen([BINARY, "--model", str(model), "--port", "0", *flags], env=env, text=True,
+        own = () if "--model" in flags else ("--model", str(model))
+        self.process = subprocess.Popen([BINARY, *own, "--port", "0", *flags], env=env, text=True,
                                         stdout=subprocess.PIPE, **{"stderr": subprocess.PIPE, **options})
         self.log, self.out = [], []
         self.threads = [threading.Thread(target=self.collect, args=parts, daemon=True)
