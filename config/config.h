@@ -1,4 +1,4 @@
-/* Options: one table (config.c) with name, type, range, default, reloadable and help feeds flags,
+/* Options: one table (table.c) with name, type, range, default, reloadable and help feeds flags,
  * environment (KEEPD_KV_BUDGET for --kv-budget) and the configuration file (inih; key = value).
  * Order: flags over environment over file over defaults. The command line also takes the options of
  * other servers (foreign.h), `serve` in front and the model without a name. Only the program
@@ -22,6 +22,7 @@
 struct config_model {
     char *names; /* with commas between them */
     char *path;
+    bool pinned; /* --pin names it */
 };
 
 enum config_fit { CONFIG_FIT_AUTO, CONFIG_FIT_NEVER };

@@ -16,7 +16,7 @@ void entries_add(struct config *config, const char *names, const char *path) {
     struct config_model *models = mem_must_alloc(config->model_count + 1, sizeof *models);
     for (size_t i = 0; i < config->model_count; i++) models[i] = config->models[i];
     models[config->model_count++] =
-        (struct config_model){mem_must_strdup(names), mem_must_strdup(path)};
+        (struct config_model){.names = mem_must_strdup(names), .path = mem_must_strdup(path)};
     mem_free(config->models);
     config->models = models;
 }
@@ -114,13 +114,14 @@ int entries_add_folder(struct config *config, const char *folder, struct fault *
     return rc;
 }
 
-struct config_model *entries_find(const struct config *config, const char *name) {
+bool entries_is_first(const char *names, const char *name) {
     const size_t size = strlen(name);
-    for (size_t i = 0; i < config->model_count; i++) {
-        const char *names = config->models[i].names;
-        if (strcspn(names, ",") == size && strncmp(names, name, size) == 0)
-            return &config->models[i];
-    }
+    return strcspn(names, ",") == size && strncmp(names, name, size) == 0;
+}
+
+struct config_model *entries_find(const struct config *config, const char *name) {
+    for (size_t i = 0; i < config->model_count; i++)
+        if (entries_is_first(config->models[i].names, name)) return &config->models[i];
     return NULL;
 }
 

@@ -19,7 +19,8 @@
 #define NO_SAMPLER     "leave it out: keepd has no such sampler"
 #define NO_ADAPTERS    "merge the adapter into the model: keepd loads no adapters"
 #define NO_IMAGES      "leave it out: keepd reads no images"
-#define NO_EMBEDDINGS  "leave it out: keepd computes no embeddings"
+#define EMBEDDINGS     "leave it out: /v1/embeddings and /v1/rerank need no option"
+#define ALL_TASKS      "each route is served that the model has"
 #define DRAFTS         "keepd guesses tokens from the text and by --draft-model (--speculate)"
 #define GPUS           "use --tensor-parallel-size; CUDA_VISIBLE_DEVICES selects GPUs"
 #define IN_NAME        "use --model hf:OWNER/NAME"
@@ -44,7 +45,7 @@ static const struct foreign rows[] = {
     NOTHING("--tokenizer-mode", ONE, "there is one tokenizer"), NOTHING("--tokenizer-revision", ONE, "the tokenizer is the model's"),
     NOTHING("--trust-remote-code", FLAG, "keepd runs no code of models"),
     NOTHING("--load-format", ONE, "the format of files is found"), NOTHING("--dtype", ONE, "weights keep the format of their files"),
-    NOTHING("--task", ONE, "keepd generates text"), NOTHING("--runner", ONE, "keepd generates text"), NOTHING("--model-impl", ONE, "there is one implementation"),
+    NOTHING("--task", ONE, ALL_TASKS), NOTHING("--runner", ONE, ALL_TASKS), NOTHING("--model-impl", ONE, "there is one implementation"),
     INSTEAD("--hf-overrides", "change the model's config.json"), INSTEAD("--json-model-override-args", "change the model's config.json"),
     INSTEAD("--override-kv", "change the model's file"), INSTEAD("--rope-*", IN_CONFIG_JSON), INSTEAD("--yarn-*", IN_CONFIG_JSON),
     SAME("--chat-template-file", "chat-template"),
@@ -53,7 +54,7 @@ static const struct foreign rows[] = {
     INSTEAD("--enable-lora", NO_ADAPTERS), INSTEAD("--lora*", NO_ADAPTERS), INSTEAD("--max-lora*", NO_ADAPTERS), INSTEAD("--control-vector*", NO_ADAPTERS),
     INSTEAD("-mm", NO_IMAGES), INSTEAD("--mmproj*", NO_IMAGES), INSTEAD("-mmu", NO_IMAGES), INSTEAD("--image-*", NO_IMAGES), INSTEAD("--enable-multimodal", NO_IMAGES),
     NOTHING("--no-mmproj", FLAG, "keepd reads no images"), NOTHING("--limit-mm-per-prompt", ONE, "keepd reads no images"), NOTHING("--language-model-only", FLAG, "keepd reads no images"),
-    INSTEAD("--embedding*", NO_EMBEDDINGS), INSTEAD("--rerank*", NO_EMBEDDINGS), INSTEAD("--pooling", NO_EMBEDDINGS), INSTEAD("--is-embedding", NO_EMBEDDINGS),
+    INSTEAD("--embedding*", EMBEDDINGS), INSTEAD("--rerank*", EMBEDDINGS), INSTEAD("--is-embedding", EMBEDDINGS),
     SAME("-md", "draft-model"), SAME("--model-draft", "draft-model"), SAME("--spec-draft-model", "draft-model"), SAME("--speculative-draft-model-path", "draft-model"), SAME("--speculative-draft-model", "draft-model"),
     INSTEAD("--draft*", DRAFTS ": leave it out"), INSTEAD("--spec-*", DRAFTS ": leave it out"), NOTHING("--speculative-*", ONE, DRAFTS),
     INSTEAD("--models-preset", "use --config FILE, with a section for each model"), INSTEAD("--models-max", "use --models-memory"), NOTHING("--models-autoload", FLAG, ALWAYS),

@@ -1,5 +1,5 @@
-/* The option table as config/ itself sees it: config.c holds the rows and reads values into struct
- * config, show.c prints them. */
+/* The option table as config/ itself sees it: table.c holds the rows, config.c reads values into
+ * struct config, show.c prints them. */
 #ifndef KEEPD_CONFIG_TABLE_H
 #define KEEPD_CONFIG_TABLE_H
 
@@ -23,6 +23,11 @@ struct option {
     unsigned traits;      /* enum trait */
     const char *help;
 };
+
+/* Two members of a row: where the value is, and its size. */
+#define AT(field) offsetof(struct config, field), sizeof(((struct config *)NULL)->field)
+
+#define CONFIG_OPTIONS_MAX 192 /* rows, for arrays beside the table */
 
 extern const struct option config_options[];
 extern const size_t config_option_count;

@@ -1,7 +1,8 @@
-/* The program: reads the options, opens the engine and the server, runs until a signal, and closes
- * both. Every request ends in server_run, before engine_close. `keepd bench` and `keepd fit`
- * open the same engine without a server; `keepd pull` fetches a model; `keepd chat` starts the
- * client. The only file that includes config/. */
+/* The program: reads the options, opens the server and the engine of a single model (the server
+ * opens those of several), runs until a signal, and closes them. Every request ends in server_run,
+ * before an engine is closed under it. `keepd bench` and `keepd fit` open the same engine without a
+ * server; `keepd pull` fetches a model; `keepd chat` starts the client. The only file that includes
+ * config/. */
 #include <dirent.h>
 #include <errno.h>
 #include <malloc.h>
@@ -420,7 +421,7 @@ static int save_rounded(const struct config *config, struct callbacks *callbacks
 
 /* A model that is served, and the options that are its own. */
 struct entry {
-    struct config own; /* where there are several models; else empty */
+    struct config own; /* empty: `config` is that of all models */
     const struct config *config;
     struct callbacks callbacks;
     struct engine_options engine;
@@ -432,16 +433,8 @@ struct entries {
     size_t count;
 };
 
-static bool is_pinned(const struct config *config, const struct config_model *model) {
-    const size_t size = strcspn(model->names, ",");
-    for (size_t i = 0; i < config->pins.count; i++)
-        if (strlen(config->pins.items[i]) == size &&
-            strncmp(config->pins.items[i], model->names, size) == 0)
-            return true;
-    return false;
-}
-
-/* Several models without sections have the same options but for their names and paths. */
+/* A single model without a section has the options that were read. Any other model's are read anew:
+ * its path and names differ from those of the first at least. */
 static int open_entry(struct entry *entry, const struct config *config, size_t model, int argc,
                       char **argv, struct fault *fault) {
     extern char **environ;
@@ -469,7 +462,7 @@ static int open_entries(struct entries *entries, const struct config *config, in
         if (rc) break;
         entries->count++;
         entries->models[i] = entry->config->model;
-        entries->models[i].pinned = is_pinned(config, &config->models[i]);
+        entries->models[i].pinned = config->models[i].pinned;
         entries->models[i].split_reasoning =
             entry->config->reasoning_parser == CONFIG_REASONING_AUTO;
         entries->models[i].engine = &entry->engine;

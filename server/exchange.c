@@ -89,6 +89,11 @@ void exchange_refuse_memory(struct exchange *ex) {
     oai_refuse(&ex->error, 503, "overloaded", NULL, "The server is short of memory.");
 }
 
+void exchange_refuse_draining(struct exchange *ex) {
+    ex->reject = STATS_REJECT_DRAINING;
+    oai_refuse(&ex->error, 503, "overloaded", NULL, "The server is shutting down.");
+}
+
 bool exchange_hold(struct exchange *ex, size_t size) {
     struct ledger *ledger = &ex->server->ledger;
     switch (ledger_hold(ledger, &ex->entry, size)) {
@@ -321,7 +326,7 @@ void exchange_refuse_text(struct exchange *ex) {
 }
 
 /* A text counts as held once it is complete. While a worker writes it, its size is bounded by the
- * worker's part of the ledger's bytes (exchange_dispatch), so all texts have at most twice these
+ * worker's part of the ledger's bytes (exchange_begin), so all texts have at most twice these
  * bytes together. */
 void exchange_hold_text(struct exchange *ex) {
     struct buf *body = &ex->answer.body;
@@ -413,8 +418,7 @@ void exchange_dispatch(struct exchange *ex) {
     ex->request.kind = ex->route->kind;
     if (ex->request.kind->form) copy_session(ex);
     if (ex->request.kind->form && ex->server->draining) {
-        ex->reject = STATS_REJECT_DRAINING;
-        oai_refuse(&ex->error, 503, "overloaded", NULL, "The server is shutting down.");
+        exchange_refuse_draining(ex);
         exchange_refuse(ex);
         return;
     }

@@ -221,9 +221,11 @@ void exchange_cancel(struct exchange *exchange); /* all its jobs end soon */
  * counts nothing. */
 int exchange_refuse(struct exchange *exchange);
 void exchange_fail(struct exchange *exchange);
-void exchange_refuse_memory(struct exchange *exchange); /* sets error and reject. Any thread */
-void exchange_dispatch(struct exchange *exchange);      /* the body is complete */
-void exchange_begin(struct exchange *exchange);         /* and its model is loaded */
+/* Set error and reject. Any thread. */
+void exchange_refuse_memory(struct exchange *exchange);
+void exchange_refuse_draining(struct exchange *exchange);
+void exchange_dispatch(struct exchange *exchange);             /* the body is complete */
+void exchange_begin(struct exchange *exchange);                /* and its model is loaded */
 void exchange_poll(struct exchange *exchange, int64_t now_ns); /* after a wake or a tick */
 bool exchange_stream_ready(const struct exchange *exchange, int64_t now_ns);
 void exchange_answer_wait(struct exchange *exchange); /* the engine has finished */

@@ -456,10 +456,10 @@ static void set_shares(struct server *server) {
     int64_t places = 0, background = 0;
     struct ledger_stock *stock = server->ledger.stock;
     for (int i = 0; i < server->models.count; i++) {
-        const struct engine_options *engine = &server->models.items[i].engine_options;
-        const int replicas = engine->data_parallel_size > 1 ? engine->data_parallel_size : 1;
-        places += (int64_t)engine->max_queue * replicas;
-        background += (engine->max_queue + BACKGROUND_PART - 1) / BACKGROUND_PART;
+        const struct served_model *model = &server->models.items[i];
+        const int queue = model->engine_options.max_queue;
+        places += (int64_t)queue * model->stats.replica_count;
+        background += (queue + BACKGROUND_PART - 1) / BACKGROUND_PART;
     }
     stock[LEDGER_PLACES] = (struct ledger_stock){.total = places, .times = 2};
     stock[LEDGER_BACKGROUND] = (struct ledger_stock){.total = background, .times = 2};

@@ -63,7 +63,7 @@ struct server {
     uint64_t rejected[STATS_REJECTS];
     bool draining, aborting;
     bool failed;  /* the engine failed, so the server drains */
-    bool closing; /* the engine is closed: no request may begin */
+    bool closing; /* the engines are closed soon: no request may begin */
     int64_t drain_deadline_ns;
     const char *drain_end; /* why it ends before all requests are answered */
     int64_t start_seconds;

@@ -26,8 +26,8 @@ struct served_model *models_find(const struct server *server, const char *name) 
 }
 
 /* A name may stand for one model only. */
-static int check_names(const struct server *server, const struct served_model *model,
-                       struct fault *fault) {
+static int check_model_names(const struct server *server, const struct served_model *model,
+                             struct fault *fault) {
     for (int i = 0; i < model->rules.name_count && server->models.count > 1; i++)
         if (models_find(server, model->rules.names[i]) != model)
             return fault_set(fault, ERR_INVALID, "model", "two models have the name '%.100s'",
@@ -43,9 +43,10 @@ int models_open(struct server *server, struct fault *fault) {
         return fault_set(fault, ERR_LIMIT, "model", "%d models; at most %d are served",
                          options->model_count, MODELS_MAX);
     models->items = mem_must_alloc((size_t)options->model_count, sizeof *models->items);
+    models->listed = mem_must_alloc((size_t)options->model_count, sizeof *models->listed);
     for (int i = 0; i < options->model_count && !rc; i++) {
         rc = served_open(&models->items[models->count++], server, &options->models[i], fault);
-        if (!rc) rc = check_names(server, &models->items[i], fault);
+        if (!rc) rc = check_model_names(server, &models->items[i], fault);
     }
     return rc;
 }
@@ -55,6 +56,7 @@ void models_close(struct server *server) {
     CHECK(!models->working);
     for (int i = 0; i < models->count; i++) served_close(&models->items[i]);
     mem_free(models->items);
+    mem_free(models->listed);
 }
 
 static int64_t held_memory(const struct models *models) {
@@ -76,7 +78,7 @@ static int64_t pinned_memory(const struct models *models) {
 
 /* Checks all models on this thread, before the first request: what they take is then known, and
  * what cannot be served is said. */
-static int check_all(struct server *server, struct fault *fault) {
+static int check_all_models(struct server *server, struct fault *fault) {
     struct models *models = &server->models;
     int good = 0;
     for (int i = 0; i < models->count; i++) {
@@ -104,7 +106,7 @@ int models_start(struct server *server, struct engine *engine, struct fault *fau
     models->allowance = server->options.model_loads;
     models->refilled_ns = clock_ns();
     if (engine) return served_use(first, engine, fault);
-    if (!rc) rc = check_all(server, fault);
+    if (!rc) rc = check_all_models(server, fault);
     if (!rc && memory && pinned_memory(models) > memory)
         return fault_set(fault, ERR_LIMIT, "models-memory",
                          "the pinned models take %.1f MB together, and %.1f MB are given",
@@ -114,12 +116,11 @@ int models_start(struct server *server, struct engine *engine, struct fault *fau
 
 /* ---- Refusing ---- */
 
-static bool refuse_busy(struct exchange *ex, const char *code, int64_t wait_ns, const char *why) {
+static void refuse_busy(struct exchange *ex, const char *code, int64_t wait_ns, const char *why) {
     ex->reject = STATS_REJECT_MODEL;
     ex->retry_ns = wait_ns;
     oai_refuse(&ex->error, 503, code, "model", "The model `%.128s` %s", ex->model->rules.names[0],
                why);
-    return false;
 }
 
 /* A fault of the machine may pass; another one stays until the model's files or options change. */
@@ -290,7 +291,7 @@ static void refuse_size(struct exchange *ex) {
              (double)ex->model->memory_bytes * 1e-6,
              (double)ex->server->options.models_memory * 1e-6,
              (double)pinned_memory(models) * 1e-6);
-    (void)refuse_busy(ex, "model_too_large", 0, why);
+    refuse_busy(ex, "model_too_large", 0, why);
 }
 
 static bool can_fit(const struct server *server, const struct served_model *model) {
@@ -376,13 +377,11 @@ static enum models_entry wait_for_model(struct exchange *ex) {
     struct served_model *model = ex->model;
     struct server *server = ex->server;
     if (server->draining) {
-        ex->reject = STATS_REJECT_DRAINING;
-        oai_refuse(&ex->error, 503, "overloaded", NULL, "The server is shutting down.");
+        exchange_refuse_draining(ex);
         return MODELS_REFUSED;
     }
     if (model->waiting_count >= model->engine_options.max_queue) {
-        (void)refuse_busy(ex, "overloaded", 0,
-                          "is not loaded, and its queue is full, please try again.");
+        refuse_busy(ex, "overloaded", 0, "is not loaded, and its queue is full, please try again.");
         return MODELS_REFUSED;
     }
     if (!quota_wait(ex)) return MODELS_REFUSED;
@@ -416,9 +415,9 @@ enum models_entry models_enter(struct exchange *ex) {
     if (!is_coming(model) && !may_load(ex->server, now_ns)) {
         const double left = 1 - ex->server->models.allowance;
         const double seconds = left * MINUTE_SECONDS / ex->server->options.model_loads;
-        (void)refuse_busy(ex, "model_loads_exceeded", (int64_t)(seconds * SECOND_NS),
-                          "is not loaded, and this server has loaded as many models as it may in a "
-                          "minute (--model-loads), please try again.");
+        refuse_busy(ex, "model_loads_exceeded", (int64_t)(seconds * SECOND_NS),
+                    "is not loaded, and this server has loaded as many models as it may in a "
+                    "minute (--model-loads), please try again.");
         return MODELS_REFUSED;
     }
     return wait_for_model(ex);
@@ -437,14 +436,17 @@ bool models_choose(struct exchange *ex) {
     return true;
 }
 
+static struct served_model *first_loaded(const struct models *models) {
+    for (int i = 0; i < models->count; i++)
+        if (models->items[i].state == SERVED_LOADED) return &models->items[i];
+    return NULL;
+}
+
 struct served_model *models_take(struct exchange *ex) {
-    static const char argument[] = "model";
-    const struct models *models = &ex->server->models;
-    const char *name = MHD_lookup_connection_value(ex->connection, MHD_GET_ARGUMENT_KIND, argument);
-    struct served_model *model = name ? models_find(ex->server, name) : NULL;
     if (ex->holds) return ex->model;
-    for (int i = 0; i < models->count && !name && !model; i++)
-        if (models->items[i].state == SERVED_LOADED) model = &models->items[i];
+    const char *name = MHD_lookup_connection_value(ex->connection, MHD_GET_ARGUMENT_KIND, "model");
+    struct served_model *model =
+        name ? models_find(ex->server, name) : first_loaded(&ex->server->models);
     if (name && !model) {
         (void)refuse_absent(ex, name);
         exchange_refuse(ex);
@@ -452,8 +454,7 @@ struct served_model *models_take(struct exchange *ex) {
     }
     if (model) ex->model = model;
     if (!model || model->state != SERVED_LOADED) {
-        (void)refuse_busy(ex, "model_not_loaded", 0,
-                          "is not loaded: a request that uses it loads it.");
+        refuse_busy(ex, "model_not_loaded", 0, "is not loaded: a request that uses it loads it.");
         exchange_refuse(ex);
         return NULL;
     }
@@ -521,10 +522,9 @@ bool models_busy(const struct server *server) {
     return server->models.working != NULL;
 }
 
-/* Describes the models, one row for each. The caller frees them. */
-static struct oai_listed *list_models(const struct server *server) {
-    const struct models *models = &server->models;
-    struct oai_listed *rows = mem_must_alloc((size_t)models->count, sizeof *rows);
+/* Describes the models as they are now, one row for each. */
+static const struct oai_listed *list_models(const struct models *models) {
+    struct oai_listed *rows = models->listed;
     for (int i = 0; i < models->count; i++) {
         const struct served_model *model = &models->items[i];
         const double size = (double)atomic_load(&model->size);
@@ -545,14 +545,10 @@ static struct oai_listed *list_models(const struct server *server) {
 }
 
 void models_render(struct buf *out, const struct server *server, models_list_fn *write) {
-    struct oai_listed *rows = list_models(server);
-    write(out, rows, server->models.count, server->start_seconds);
-    mem_free(rows);
+    write(out, list_models(&server->models), server->models.count, server->start_seconds);
 }
 
 bool models_render_one(struct buf *out, const struct server *server, const char *id) {
-    struct oai_listed *rows = list_models(server);
-    bool found = oai_render_model(out, rows, server->models.count, id, server->start_seconds);
-    mem_free(rows);
-    return found;
+    return oai_render_model(out, list_models(&server->models), server->models.count, id,
+                            server->start_seconds);
 }

@@ -27,9 +27,10 @@
 struct models {
     struct served_model *items; /* the first is that of requests that name none */
     int count;
-    double allowance; /* loads that may begin now, refilled by model_loads */
+    struct oai_listed *listed; /* [count] their descriptions, filled by each models_render */
+    double allowance;          /* loads that may begin now, refilled by model_loads */
     int64_t refilled_ns;
-    bool planning;
+    bool planning;                /* plan_models runs: what it does may call it again */
     struct served_model *working; /* a worker loads or unloads it; NULL: none */
     struct served_work task;
     uv_work_t work;

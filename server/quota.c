@@ -54,14 +54,18 @@ static bool reserve_places(struct exchange *ex, int count) {
     return true;
 }
 
+/* The length of a model that could not be checked yet is 0: not known. */
+static bool hold_tokens(struct exchange *ex) {
+    int64_t tokens = (int64_t)ex->body.size, longest = ex->model->max_model_len;
+    return hold_item(ex, LEDGER_TOKENS, longest > 0 && longest < tokens ? longest : tokens);
+}
+
 bool quota_reserve(struct exchange *ex) {
-    int64_t tokens = (int64_t)ex->body.size, longest = ex->model->rules.info->max_model_len;
-    return hold_item(ex, LEDGER_TOKENS, tokens < longest ? tokens : longest) &&
-           reserve_places(ex, 1);
+    return hold_tokens(ex) && reserve_places(ex, 1);
 }
 
 bool quota_wait(struct exchange *ex) {
-    return hold_item(ex, LEDGER_TOKENS, (int64_t)ex->body.size) && hold_item(ex, LEDGER_PLACES, 1);
+    return hold_tokens(ex) && hold_item(ex, LEDGER_PLACES, 1);
 }
 
 bool quota_confirm(struct exchange *ex) {

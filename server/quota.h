@@ -16,9 +16,10 @@ struct exchange;
  * quota_reserve reserves a place, and tokens for the prompt before it is tokenised: a token has at
  * least one byte, and a prompt longer than the context is refused anyway. An empty queue accepts
  * any request. */
-/* The same before its model is loaded: no place of an engine's queue. */
-bool quota_wait(struct exchange *exchange);
 bool quota_reserve(struct exchange *exchange);
+/* The same for a request whose model is not loaded yet: without a place in the engine's queue,
+ * which quota_reserve takes when the model is there. */
+bool quota_wait(struct exchange *exchange);
 /* Called once the request is tokenised: sets the reservation to the prompts that are submitted
  * together (jobs_at_once) and their tokens, and takes a place in the background for a response that
  * asks for one. */

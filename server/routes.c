@@ -76,11 +76,9 @@ static int64_t resident_bytes(void) {
     return (int64_t)pages * sysconf(_SC_PAGESIZE);
 }
 
-/* Fills a model's part; its statuses are the caller's to free. NULL in them: no memory. */
-static struct stats_model metrics_of(struct served_model *model) {
-    const int count = model->stats.replica_count;
-    struct engine_status *statuses = mem_try_alloc((size_t)count, sizeof *statuses);
-    for (int i = 0; statuses && i < count; i++) served_status(model, i, &statuses[i]);
+/* Returns a model's part of the metrics, with its statuses [replica_count]. */
+static struct stats_model metrics_of(struct served_model *model, struct engine_status *statuses) {
+    for (int i = 0; i < model->stats.replica_count; i++) served_status(model, i, &statuses[i]);
     return (struct stats_model){.name = model->rules.names[0],
                                 .stats = &model->stats,
                                 .info = model->rules.info,
@@ -94,13 +92,12 @@ static struct stats_model metrics_of(struct served_model *model) {
 
 static void get_metrics(struct exchange *ex) {
     struct server *server = ex->server;
+    struct served_model *served = server->models.items;
     const int count = server->models.count;
+    int replicas = 0;
+    for (int i = 0; i < count; i++) replicas += served[i].stats.replica_count;
     struct stats_model *models = mem_try_alloc((size_t)count, sizeof *models);
-    bool whole = models != NULL;
-    for (int i = 0; models && i < count; i++) {
-        models[i] = metrics_of(&server->models.items[i]);
-        whole = whole && models[i].statuses;
-    }
+    struct engine_status *statuses = mem_try_alloc((size_t)replicas, sizeof *statuses);
     struct stats_input input = {.models = models,
                                 .model_count = count,
                                 .rejected = server->rejected,
@@ -111,13 +108,17 @@ static void get_metrics(struct exchange *ex) {
                                 .connections_total = server->conn_total,
                                 .start_seconds = server->start_seconds,
                                 .resident_bytes = resident_bytes()};
-    if (whole)
+    if (models && statuses) {
+        replicas = 0;
+        for (int i = 0; i < count; replicas += served[i++].stats.replica_count)
+            models[i] = metrics_of(&served[i], statuses + replicas);
         stats_render(&ex->answer.body, &input);
-    else
+        ex->answer.content_type = "text/plain; version=0.0.4; charset=utf-8";
+    } else {
         refuse_memory(ex);
-    for (int i = 0; models && i < count; i++) mem_free((void *)(uintptr_t)models[i].statuses);
+    }
     mem_free(models);
-    if (whole) ex->answer.content_type = "text/plain; version=0.0.4; charset=utf-8";
+    mem_free(statuses);
 }
 
 static void get_version(struct exchange *ex) {
@@ -136,11 +137,11 @@ static void get_model(struct exchange *ex) {
     exchange_refuse(ex);
 }
 
-static void get_tags(struct exchange *ex) {
+static void get_ollama_tags(struct exchange *ex) {
     models_render(&ex->answer.body, ex->server, oai_render_tags);
 }
 
-static void get_loaded(struct exchange *ex) {
+static void get_ollama_loaded(struct exchange *ex) {
     models_render(&ex->answer.body, ex->server, oai_render_loaded);
 }
 
@@ -467,8 +468,8 @@ static const struct route routes[] = {
     {"/metrics", ROUTE_WHOLE, "GET", get_metrics, NULL, false},
     {"/version", ROUTE_WHOLE, "GET", get_version, NULL, false},
     {"/api/version", ROUTE_WHOLE, "GET", get_version, NULL, false},
-    {"/api/tags", ROUTE_WHOLE, "GET", get_tags, NULL, false},
-    {"/api/ps", ROUTE_WHOLE, "GET", get_loaded, NULL, false},
+    {"/api/tags", ROUTE_WHOLE, "GET", get_ollama_tags, NULL, false},
+    {"/api/ps", ROUTE_WHOLE, "GET", get_ollama_loaded, NULL, false},
     {"/kv", ROUTE_WHOLE, "GET", get_kv, NULL, false},
 };
 

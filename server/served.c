@@ -71,7 +71,7 @@ int served_open(struct served_model *model, struct server *server,
 
 void served_prepare(struct served_model *model) {
     struct engine_options *engine = &model->engine_options;
-    if (model->options->engine) *engine = *model->options->engine;
+    *engine = *model->options->engine;
     engine->progress = note_progress;
     engine->wake = wake_server;
     engine->arg = model;
@@ -183,6 +183,7 @@ void served_begin(struct served_model *model, enum served_task task, struct serv
             struct engine_status status;
             engine_replica_status(model->engine, i, &status);
             add_counts(&model->past[i], &status);
+            if (i == 0) work->counted = status;
         }
         model->state = SERVED_UNLOADING;
         work->engine = model->engine;
@@ -215,11 +216,16 @@ static void run_load(const struct served_model *model, struct served_work *work)
     work->engine = NULL;
 }
 
-/* Conversations are written before the engine ends, if there is a directory for them. */
+/* Conversations are written before the engine ends, if there is a directory for them, and counted
+ * with the first replica. */
 static void run_unload(struct served_work *work) {
     const int64_t end_ns = clock_ns() + SAVING_NS;
+    struct engine_status last;
     engine_drain(work->engine);
     while (!engine_idle(work->engine) && clock_ns() < end_ns) usleep(SAVING_US);
+    engine_replica_status(work->engine, 0, &last);
+    work->written = last.state_written - work->counted.state_written;
+    work->refused = last.state_refused - work->counted.state_refused;
     engine_close(work->engine);
     work->engine = NULL;
     malloc_trim(0); /* memory of many small parts goes back to the system, too */
@@ -236,7 +242,7 @@ void served_run(struct served_model *model, struct served_work *work) {
 
 static void note_failure(struct served_model *model, const struct served_work *work) {
     model->state = SERVED_FAILED;
-    model->wanted = false;
+    model->wanted = model->checked = false;
     model->fault = work->fault;
     model->failed_ns = clock_ns();
     model->failures++;
@@ -257,7 +263,6 @@ void served_end(struct served_model *model, struct served_work *work) {
         work->rc = served_use(model, work->engine, &work->fault);
     if (work->rc) {
         note_failure(model, work);
-        model->checked = false;
     } else if (work->task == SERVED_CHECK) {
         end_check(model, work);
     } else if (work->task == SERVED_LOAD) {
@@ -266,6 +271,8 @@ void served_end(struct served_model *model, struct served_work *work) {
     } else {
         model->state = SERVED_UNLOADED;
         model->unloads++;
+        model->past[0].state_written += work->written;
+        model->past[0].state_refused += work->refused;
         log_info("model %s is unloaded", model->rules.names[0]);
     }
 }

@@ -67,6 +67,8 @@ struct served_work {
     enum served_task task;
     struct engine_found found;
     struct engine *engine;
+    struct engine_status counted; /* SERVED_UNLOAD: the first replica's, which `past` has */
+    uint64_t written, refused;    /* conversations since then */
     int rc;
     struct fault fault;
 };

@@ -121,10 +121,7 @@ static void after_prepare(uv_work_t *work, int status) {
         return;
     }
     if (ex->again) prepare_end(ex);
-    if (status) {
-        ex->reject = STATS_REJECT_DRAINING;
-        oai_refuse(&ex->error, 503, "overloaded", NULL, "The server is shutting down.");
-    }
+    if (status) exchange_refuse_draining(ex);
     if (is_large(ex)) {
         for (int i = 0; i < LARGE_AT_ONCE; i++)
             if (ex->server->works_large[i] == ex) ex->server->works_large[i] = NULL;

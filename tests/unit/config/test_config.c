@@ -271,6 +271,11 @@ Test(config, models_are_named) {
     cr_assert_str_eq(run.config.models[1].path, "/y/p=q/r");
     cr_assert_str_eq(run.config.models[2].names, "o/n:q");
     config_close(&run.config);
+    cr_assert_eq(load(&run, "--model /x --served-model-name chat,c --pin chat", ""), 0, "%s",
+                 run.fault.text);
+    cr_assert(run.config.models[0].pinned);
+    config_close(&run.config);
+    refuse("--model /x --served-model-name chat,c --pin c", "", "pin", "no model has the name");
     refuse("--model a= --model b", "", "model", "expected a path, or a name");
     refuse("--model a --model b --served-model-name c", "", "served-model-name", "names one model");
     cr_assert_eq(load(&run, "--models-dir /does/not/exist", ""), ERR_IO);
