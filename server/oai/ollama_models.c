@@ -71,14 +71,15 @@ void oai_render_loaded(struct buf *out, const struct oai_listed *models, int cou
 }
 
 static void write_capabilities(struct buf *out, const struct oai_rules *rules) {
+    const struct engine_info *info = rules->info;
     const struct {
         const char *name;
         bool has;
-    } all[] = {{"completion", true},
+    } all[] = {{"completion", !info->whole_texts},
                {"tools", rules->tools.form != NULL},
                {"thinking", rules->think.begin >= 0 || rules->channels.split},
                {"insert", rules->fim.known},
-               {"embedding", rules->info->pooling != ENGINE_POOL_NONE}};
+               {"embedding", info->pooling != ENGINE_POOL_NONE && !info->labels}};
     const char *comma = "";
     buf_str(out, "\"capabilities\":[");
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {

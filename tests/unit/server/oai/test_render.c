@@ -359,6 +359,22 @@ Test(oai_render, models) {
     cr_assert(strstr(out.data, "{\"value\":\"failed\",\"failed\":true,\"error\":\"no file\"}"));
 }
 
+/* An encoder writes nothing, and one that judges texts makes no vectors. */
+Test(oai_render, capabilities_are_those_of_the_model) {
+    struct engine_info info = *rules.info;
+    rules.info = &info;
+    oai_ollama_show_kind.answer(&out, &rules, &request, &(struct engine_ids){0});
+    cr_assert(strstr(out.data, "\"capabilities\":[\"completion\",\"embedding\"]"), "%s", out.data);
+    buf_clear(&out);
+    info.whole_texts = true;
+    oai_ollama_show_kind.answer(&out, &rules, &request, &(struct engine_ids){0});
+    cr_assert(strstr(out.data, "\"capabilities\":[\"embedding\"]"), "%s", out.data);
+    buf_clear(&out);
+    info.labels = 1;
+    oai_ollama_show_kind.answer(&out, &rules, &request, &(struct engine_ids){0});
+    cr_assert(strstr(out.data, "\"capabilities\":[]"), "%s", out.data);
+}
+
 Test(oai_render, tokens_and_text) {
     int32_t ids[] = {'a', 258, 0xC3};
     request.return_token_strs = true;
