@@ -78,14 +78,11 @@ static int parse(struct oai_reader *r) {
     if (oai_read_pooling(r) || oai_read_texts(r, "input", OAI_INPUTS_MAX) ||
         read_vector_encoding(r) ||
         oai_get_int(r, NULL, r->body, "dimensions", 1, out->dimensions, &out->dimensions) ||
-        oai_get_bool(r, NULL, r->body, "normalize", &normalise) ||
-        oai_get_int(r, NULL, r->body, "truncate_prompt_tokens", -1, INT32_MAX, &out->truncate) ||
+        oai_get_bool(r, NULL, r->body, "normalize", &normalise) || oai_read_truncation(r) ||
         oai_get_str(r, NULL, r->body, "user", &unused))
         return -1;
     out->raw_vectors = !normalise;
     out->sampling.dimensions = out->dimensions;
-    if (json_get(r->body, "truncate_prompt_tokens") && out->truncate == 0)
-        return oai_invalid(r, "truncate_prompt_tokens", "expected -1 or at least 1");
     return oai_check_numbers(r, "input");
 }
 

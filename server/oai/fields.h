@@ -127,6 +127,9 @@ int oai_read_generation(struct oai_reader *r);
 /* Read how tokens are chosen, what ends an answer and what it shows (sampling.c). */
 void oai_preset_sampling(struct oai_reader *r);
 int oai_read_sampling(struct oai_reader *r);
+/* Reads truncate_prompt_tokens; -1 keeps as many tokens as leave room for the answer (sampling.c).
+ */
+int oai_read_truncation(struct oai_reader *r);
 /* Reads tools, tool_choice and parallel_tool_calls of a chat whose context is built (tools.c). */
 int oai_read_tools(struct oai_reader *r);
 /* Reads the language of answers: response_format and similar fields, and promised calls. Tools are

@@ -116,8 +116,8 @@ struct oai_kind {
     unsigned groups;                /* OAI_FIELDS_...: the fields it shares with others */
     const struct oai_field *fields; /* the kind's own, ended by a name of NULL; may be NULL */
     int (*parse)(struct oai_reader *reader); /* 0, or -1 with the reader's error */
-    /* Exactly one is set: `answer` writes an answer from the prompt's tokens alone, `form` a
-     * generated one. */
+    /* Exactly one is set: `answer` writes an answer from the prompt's tokens and what is known of
+     * the model, `form` a generated one. */
     void (*answer)(struct buf *out, const struct oai_rules *rules,
                    const struct oai_request *request, const struct engine_ids *ids);
     const struct oai_form *form;

@@ -158,7 +158,7 @@ void oai_render_server_info(struct buf *out, const struct oai_rules *rules) {
     if (info->draft_model)
         write_path_name(out, info->draft_model);
     else
-        write_nullable(out, NULL);
+        buf_str(out, "null");
     buf_fmt(
         out,
         ",\"draft_bytes\":%" PRId64 ",\"draft_tokens\":%d"

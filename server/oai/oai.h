@@ -192,8 +192,7 @@ struct oai_request {
     double think_share; /* the part of the answer that may be reasoning, if the request bounds it
                            so; 0: it does not */
     bool background;    /* the answer is stored, and the client asks for it later */
-    bool of_labels, label_sigmoid;    /* a score is the model's label, perhaps its sigmoid */
-    int32_t top;                      /* ranked documents that are returned */
+    int32_t top;        /* ranked documents that are returned */
     const struct oai_text *documents; /* [prompt_count] in the arena; NULL: not returned */
     int32_t dimensions;               /* numbers of a vector that are kept, the first ones */
     bool base64, raw_vectors;         /* written so; not normalised */

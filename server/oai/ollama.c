@@ -11,7 +11,8 @@
 
 /* --- fields --- */
 
-/* Fields of all requests that generate. keepd's model stays loaded, and a chat that is too long is
+/* Fields of all requests that generate. `keep_alive` has no effect, because the server decides how
+ * long a model stays loaded; `shift` and `truncate` have none, because a chat that is too long is
  * refused instead of cut. */
 #define OWN_FIELDS                                                                                 \
     {"format", OAI_ANY}, {"keep_alive", OAI_ANY}, {"logprobs", OAI_ANY}, {"options", OAI_ANY},     \
@@ -177,7 +178,7 @@ static const char *make_id(char id[16], int number) {
     return id;
 }
 
-static int add_calls(struct dialogue *d, const cJSON *calls, const char *path) {
+static int add_dialogue_calls(struct dialogue *d, const cJSON *calls, const char *path) {
     const cJSON *call;
     const char *name;
     char field[OAI_PATH], place[OAI_PATH], made[16];
@@ -199,8 +200,8 @@ static int add_calls(struct dialogue *d, const cJSON *calls, const char *path) {
     return 0;
 }
 
-static int add_result(struct dialogue *d, const cJSON *message, const char *text,
-                      const char *path) {
+static int add_dialogue_result(struct dialogue *d, const cJSON *message, const char *text,
+                               const char *path) {
     const char *name = NULL;
     char made[16];
     const char *id = make_id(made, d->results++);
@@ -214,8 +215,8 @@ static int add_result(struct dialogue *d, const cJSON *message, const char *text
                : oai_no_memory(d->w.r);
 }
 
-static int add_answer(struct dialogue *d, const cJSON *message, const char *text,
-                      const char *path) {
+static int add_dialogue_answer(struct dialogue *d, const cJSON *message, const char *text,
+                               const char *path) {
     const char *thought = "";
     char field[OAI_PATH];
     d->w.open = NULL;
@@ -224,12 +225,12 @@ static int add_answer(struct dialogue *d, const cJSON *message, const char *text
     return oai_get_str(d->w.r, path, message, "thinking", &thought) ||
                    (*thought && oai_rewrite_thought(&d->w, thought)) ||
                    oai_rewrite_answer(&d->w, text) ||
-                   add_calls(d, json_get(message, "tool_calls"), field)
+                   add_dialogue_calls(d, json_get(message, "tool_calls"), field)
                ? -1
                : 0;
 }
 
-static int add_message(struct dialogue *d, const cJSON *message, const char *path) {
+static int add_dialogue_message(struct dialogue *d, const cJSON *message, const char *path) {
     struct oai_rewrite *w = &d->w;
     const char *role, *text = "";
     char field[OAI_PATH];
@@ -238,8 +239,8 @@ static int add_message(struct dialogue *d, const cJSON *message, const char *pat
     if (oai_rewrite_string(w, message, path, "role", &role) || refuse_images(w, message, field) ||
         oai_get_str(w->r, path, message, "content", &text))
         return -1;
-    if (strcmp(role, "assistant") == 0) return add_answer(d, message, text, path);
-    if (strcmp(role, "tool") == 0) return add_result(d, message, text, path);
+    if (strcmp(role, "assistant") == 0) return add_dialogue_answer(d, message, text, path);
+    if (strcmp(role, "tool") == 0) return add_dialogue_result(d, message, text, path);
     if (strcmp(role, "user") == 0 || strcmp(role, "system") == 0)
         return oai_rewrite_message(w, role, text);
     oai_path(field, "%s.role", path);
@@ -258,7 +259,7 @@ static int read_dialogue(struct dialogue *d) {
                            OAI_MESSAGES_MAX, cJSON_GetArraySize(messages));
     cJSON_ArrayForEach(message, messages) {
         oai_path(path, "messages[%d]", i++);
-        if (add_message(d, message, path)) return -1;
+        if (add_dialogue_message(d, message, path)) return -1;
     }
     return oai_rewrite_continue(&d->w);
 }
@@ -387,7 +388,8 @@ static bool is_empty(const cJSON *body, const char *name) {
            (cJSON_IsString(node) && !*node->valuestring);
 }
 
-/* Without a prompt a request asks that the model be loaded, which it is. */
+/* A request without a prompt asks only that the model be loaded. It is by then, because a request
+ * waits for its model before its body is parsed. */
 static const struct oai_kind *choose_chat(const cJSON *body) {
     return is_empty(body, "messages") ? &load_chat : &oai_ollama_chat;
 }

@@ -163,13 +163,13 @@ static void write_answer(struct buf *out, const struct oai_answer *answer) {
 
 /* --- streams --- */
 
-static void begin_line(struct oai_events *events) {
+static void begin_answer_line(struct oai_events *events) {
     buf_add(&events->out, events->head.data, events->head.size);
 }
 
 static void write_line(struct oai_events *events, const struct part *part, uint32_t begin,
                        uint32_t end) {
-    begin_line(events);
+    begin_answer_line(events);
     write_part(&events->out, events->answer, part);
     if (events->answer->request->logprobs >= 0 && end > begin) {
         buf_str(&events->out, ",\"logprobs\":");
@@ -208,7 +208,7 @@ static void open_stream(struct oai_events *events) {
 }
 
 static void write_progress(struct oai_events *events) {
-    begin_line(events);
+    begin_answer_line(events);
     write_part(&events->out, events->answer, &(struct part){0});
     buf_str(&events->out, ",\"done\":false,");
     buf_add(&events->out, events->note.data, events->note.size);
@@ -225,7 +225,7 @@ static void end_stream(struct oai_events *events, const struct oai_error *error)
     if (error) {
         oai_ollama_error(&events->out, error, NULL);
     } else {
-        begin_line(events);
+        begin_answer_line(events);
         write_part(&events->out, events->answer, &(struct part){0});
         write_end(&events->out, events->answer);
     }

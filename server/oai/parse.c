@@ -52,8 +52,8 @@ static const char *skip_blanks(const char *at, const char *end) {
     return at;
 }
 
-/* Copies a JSON string; one that is too long is no model's name, and is cut. */
-static void copy_string(const char *from, const char *end, char name[OAI_NAME_BYTES]) {
+/* Copies a name from a JSON string; one that is too long is no model's name, and is cut. */
+static void copy_model_name(const char *from, const char *end, char name[OAI_NAME_BYTES]) {
     const struct json_limits limits = {.bytes = (size_t)OAI_NAME_BYTES * 6, .depth = 1, .nodes = 1};
     struct fault ignored;
     cJSON *node = NULL;
@@ -80,7 +80,7 @@ void oai_find_model(const char *data, size_t size, char name[OAI_NAME_BYTES]) {
         at = next;
         if (!found) continue;
         value = skip_blanks(value + 1, end);
-        if (value < end && *value == '"') copy_string(value, skip_string(value, end), name);
+        if (value < end && *value == '"') copy_model_name(value, skip_string(value, end), name);
         return;
     }
 }

@@ -31,8 +31,10 @@ struct oai_record {
     size_t answer_size;
     const int32_t *tokens; /* ids of prompt and answer, as the model had them */
     size_t token_count;
-    bool background;   /* computed in the background */
-    const char *model; /* the owner of the tokens; a name that outlives the table */
+    bool background; /* computed in the background */
+    /* The model whose tokens these are: its name, which outlives the table. Models are told apart
+     * by the address. */
+    const char *model;
 };
 
 /* A record may take at most this part of the table's bytes. */

@@ -126,20 +126,14 @@ static int add_pairs(struct oai_reader *r, const char *const *queries, int query
 
 static int judge_pairs(struct oai_reader *r) {
     struct engine_request *sampling = &r->out->sampling;
-    r->out->of_labels = r->rules->info->labels > 0;
-    r->out->label_sigmoid = r->rules->info->label_sigmoid;
-    sampling->pooling = r->out->of_labels ? ENGINE_POOL_LABELS : ENGINE_POOL_NEXT;
+    sampling->pooling = r->rules->info->labels ? ENGINE_POOL_LABELS : ENGINE_POOL_NEXT;
     sampling->judged = r->rules->verdict.ids;
     sampling->judged_count = 2;
     sampling->choices = 1;
     sampling->kv.reuse = sampling->kv.retain = false;
     sampling->kv.overflow = ENGINE_OVERFLOW_ERROR;
     r->out->max_tokens = 0;
-    if (oai_get_int(r, NULL, r->body, "truncate_prompt_tokens", -1, INT32_MAX, &r->out->truncate))
-        return -1;
-    if (json_get(r->body, "truncate_prompt_tokens") && r->out->truncate == 0)
-        return oai_invalid(r, "truncate_prompt_tokens", "expected -1 or at least 1");
-    return 0;
+    return oai_read_truncation(r);
 }
 
 cJSON *oai_pair_context(const struct oai_pair *pair) {
@@ -254,10 +248,12 @@ static int parse_score(struct oai_reader *r) {
 /* --- answers --- */
 
 /* The model's label, or the softmax over both words. */
-static double score_of(const struct oai_request *request, const struct engine_job *job) {
-    const double label = (double)job->pooled[0];
-    if (request->of_labels) return request->label_sigmoid ? 1 / (1 + exp(-label)) : label;
-    return 1 / (1 + exp((double)job->pooled[1] - (double)job->pooled[0]));
+static double score_of(const struct oai_answer *answer, int index) {
+    const struct engine_info *info = answer->rules->info;
+    const float *pooled = answer->jobs[index].pooled;
+    const double label = (double)pooled[0];
+    if (info->labels) return info->label_sigmoid ? 1 / (1 + exp(-label)) : label;
+    return 1 / (1 + exp((double)pooled[1] - (double)pooled[0]));
 }
 
 struct ranked {
@@ -292,8 +288,7 @@ static void write_ranking(struct buf *out, const struct oai_answer *answer) {
         out->failed = true;
         return;
     }
-    for (int i = 0; i < answer->job_count; i++)
-        ranked[i] = (struct ranked){score_of(request, &answer->jobs[i]), i};
+    for (int i = 0; i < answer->job_count; i++) ranked[i] = (struct ranked){score_of(answer, i), i};
     qsort(ranked, (size_t)answer->job_count, sizeof *ranked, compare_ranked);
     buf_fmt(out, "{\"id\":\"%s\",\"model\":", answer->id);
     json_write_str(out, answer->model, strlen(answer->model));
@@ -316,7 +311,7 @@ static void write_scores(struct buf *out, const struct oai_answer *answer) {
     buf_str(out, ",\"data\":[");
     for (int i = 0; i < answer->job_count; i++) {
         buf_fmt(out, "%s{\"index\":%d,\"object\":\"score\",\"score\":", i ? "," : "", i);
-        json_write_num(out, score_of(answer->request, &answer->jobs[i]));
+        json_write_num(out, score_of(answer, i));
         buf_char(out, '}');
     }
     buf_char(out, ']');

@@ -475,20 +475,27 @@ static int read_logprobs(struct oai_reader *r) {
     return 0;
 }
 
-/* Reads what the answer shows, and truncate_prompt_tokens, of which -1 keeps as many tokens as
- * leave room for the answer. */
+int oai_read_truncation(struct oai_reader *r) {
+    static const char name[] = "truncate_prompt_tokens";
+    if (oai_get_int(r, NULL, r->body, name, -1, INT32_MAX, &r->out->truncate)) return -1;
+    if (r->out->truncate || !json_get(r->body, name)) return 0;
+    return oai_invalid(r, name, "expected -1 or at least 1");
+}
+
+/* Reads what the answer shows, and how a prompt that is too long is shortened. */
 static int read_shape(struct oai_reader *r) {
     struct oai_request *out = r->out;
-    if (oai_get_int(r, NULL, r->body, "truncate_prompt_tokens", -1, INT32_MAX, &out->truncate) ||
-        oai_get_bool(r, NULL, r->body, "return_token_ids", &out->return_token_ids) ||
-        oai_get_bool(r, NULL, r->body, "return_tokens_as_token_ids", &out->tokens_as_ids) ||
-        oai_get_bool(r, NULL, r->body, "include_stop_str_in_output", &out->include_stop) ||
-        oai_get_bool(r, NULL, r->body, "timings_per_token", &out->timings) ||
-        oai_get_bool(r, NULL, r->body, "timings", &out->timings) ||
-        oai_get_bool(r, NULL, r->body, "verbose", &out->verbose))
-        return -1;
-    if (out->truncate || !json_get(r->body, "truncate_prompt_tokens")) return 0;
-    return oai_invalid(r, "truncate_prompt_tokens", "expected -1 or at least 1");
+    return oai_read_truncation(r) ||
+                   oai_get_bool(r, NULL, r->body, "return_token_ids", &out->return_token_ids) ||
+                   oai_get_bool(r, NULL, r->body, "return_tokens_as_token_ids",
+                                &out->tokens_as_ids) ||
+                   oai_get_bool(r, NULL, r->body, "include_stop_str_in_output",
+                                &out->include_stop) ||
+                   oai_get_bool(r, NULL, r->body, "timings_per_token", &out->timings) ||
+                   oai_get_bool(r, NULL, r->body, "timings", &out->timings) ||
+                   oai_get_bool(r, NULL, r->body, "verbose", &out->verbose)
+               ? -1
+               : 0;
 }
 
 static int read_stream(struct oai_reader *r) {
