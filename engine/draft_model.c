@@ -226,7 +226,7 @@ static int step_block(void *model, const struct kern_batch *batch, const float *
     return model_step_block(model, batch, hidden, want, want_count, logits);
 }
 
-static const float *wanted_hidden(void *model) {
+static const float *wanted_block_hidden(void *model) {
     return model_wanted_hidden(model);
 }
 
@@ -245,7 +245,7 @@ struct drafter_options draft_model_options(const struct engine *e, const struct 
         .kern = replica->draft_kern,
         .model = replica->draft_model,
         .model_step = block ? step_block : step_draft_model,
-        .wanted_hidden = wanted_hidden,
+        .wanted_hidden = wanted_block_hidden,
         .width = block ? config->d_model : 0,
         .vocab = config->vocab,
         .texts = e->draft.texts,

@@ -57,8 +57,6 @@ struct engine;
     X(STATES, "states") /* nor can the model's recurrent states */                                 \
     X(MEMORY, "memory")
 
-#define ENGINE_DRAFT_NONE "none"
-
 enum engine_undrafted {
 #define X(name, label) ENGINE_UNDRAFTED_##name,
     ENGINE_UNDRAFTED_MAP(X)
@@ -124,6 +122,8 @@ struct engine_sampling {
     float temperature, top_p, min_p, repetition;
     int top_k; /* 0 = all tokens */
 };
+
+#define ENGINE_DRAFT_NONE "none" /* engine_options.draft_model */
 
 struct engine_options {
     const char *model_dir;

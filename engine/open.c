@@ -228,7 +228,7 @@ static struct kern_cache_options cache_options(const struct engine *e, enum kern
 static int choose_pages(const struct engine *e, enum kern_dtype dtype, struct sched_options *so,
                         struct fault *fault) {
     const struct kern_cache_options cache = cache_options(e, dtype, so);
-    int64_t bytes = e->options.kv_pool_bytes, most = e->options.kv_pool_most / so->page_bytes;
+    const int64_t bytes = e->options.kv_pool_bytes, most = e->options.kv_pool_most;
     int rc = 0;
     if (bytes > 0) {
         so->pages_total = bytes / so->page_bytes;
@@ -238,7 +238,8 @@ static int choose_pages(const struct engine *e, enum kern_dtype dtype, struct sc
         rc = ops_of(e)->cache_fit(e->replicas[0].kern, &cache, &so->pages_total, fault);
     else
         so->pages_total = choose_host_pages(e, &so->shape, &so->kv.defaults, so->page_bytes);
-    if (most > 0 && so->pages_total > most) so->pages_total = most;
+    if (most > 0 && so->pages_total > most / so->page_bytes)
+        so->pages_total = most / so->page_bytes;
     return rc;
 }
 
@@ -532,7 +533,7 @@ static enum engine_pooling find_pooling(const struct engine_options *options,
                                               [MODEL_POOL_LAST] = ENGINE_POOL_LAST,
                                               [MODEL_POOL_MEAN] = ENGINE_POOL_MEAN,
                                               [MODEL_POOL_CLS] = ENGINE_POOL_CLS};
-    if (config->finish.labels) return ENGINE_POOL_LABELS;
+    if (config->classifier.labels) return ENGINE_POOL_LABELS;
     for (int i = ENGINE_POOL_LAST; i <= ENGINE_POOL_CLS; i++)
         if (!engine_chooses(options->pooling) && strcmp(options->pooling, pooling_names[i]) == 0)
             return (enum engine_pooling)i;
@@ -553,8 +554,8 @@ static void fill_draft_info(struct engine *e) {
 static void fill_vectors(const struct engine *e, const struct model_config *config,
                          struct engine_info *info) {
     info->width = model_vector_width(config);
-    info->labels = config->finish.labels;
-    info->label_sigmoid = config->finish.sigmoid;
+    info->labels = config->classifier.labels;
+    info->label_sigmoid = config->classifier.sigmoid;
     info->whole_texts = config->both_ways;
     info->pooling = find_pooling(&e->options, config);
     info->pooling_other = config->pooling.other;
@@ -619,16 +620,16 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
 #define MEMORY_TABLES    16 /* so many parts of the pool are one more in tables */
 #define MEMORY_PER_TOKEN 256
 
-/* The most memory that the engine takes. Weights are shared by replicas, where the backend can. */
+/* The most memory that the engine takes. Weights are shared by replicas, where the backend can.
+ * Every rank has a pool of its own, and activations of full width. */
 static int64_t memory_of(const struct engine *e, const struct sched_options *so) {
     const struct model *model = model_of(e), *draft = e->replicas[0].draft_model;
     const int64_t pool = so->pages_total * so->page_bytes, ranks = all_ranks(e);
     const int64_t copies = ops_of(e)->borrow ? 1 : e->replica_count;
     const int64_t weights =
         (int64_t)model_weight_bytes(model) + (draft ? (int64_t)model_weight_bytes(draft) : 0);
-    const int64_t each = (pool + pool / MEMORY_TABLES) * ranks + e->draft.bytes +
-                         (int64_t)model_step_bytes(model) +
-                         (draft ? (int64_t)model_step_bytes(draft) : 0);
+    const int64_t each = (pool + pool / MEMORY_TABLES + (int64_t)model_step_bytes(model)) * ranks +
+                         e->draft.bytes + (draft ? (int64_t)model_step_bytes(draft) : 0);
     return weights * copies + each * e->replica_count + MEMORY_BASE +
            model_config(model)->vocab * (int64_t)MEMORY_PER_TOKEN;
 }
@@ -806,7 +807,7 @@ static int open_parts(struct engine *e, struct sched_options *so, struct fault *
     const struct model_config *config = model_config(model_of(e));
     so->vocab = config->vocab;
     so->width = config->d_model;
-    so->vector_width = model_vector_width(config);
+    so->labels = config->classifier.labels;
     so->whole_texts = config->both_ways;
     so->top_max = max_logprobs(&e->options, config->vocab);
     so->text = (struct seq_text){.token_bytes = text_token_bytes,

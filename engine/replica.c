@@ -2,7 +2,6 @@
  * the state that others may see is published after each step and when a step has admitted jobs.
  * Other threads never touch the scheduler. */
 #include "engine/replica.h"
-#include "engine/draft_model.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -11,6 +10,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "engine/draft_model.h"
 
 /* ---- Opening ---- */
 
@@ -39,8 +39,8 @@ static const float *wanted_hidden(void *model) {
     return model_wanted_hidden(model);
 }
 
-static int model_finish_of(void *model, const float *pooled, float *out) {
-    return model_finish_vector(model, pooled, out);
+static int classify(void *model, const float *pooled, float *out) {
+    return model_classify(model, pooled, out);
 }
 
 static void publish(struct replica *r);
@@ -57,7 +57,7 @@ void replica_ready(struct replica *r, const struct sched_options *options) {
     own.model_step = model_step_of;
     own.wanted_hidden = wanted_hidden;
     own.bring_states = r->kern->ops->peeks ? bring_states : NULL;
-    own.model_finish = model_config(r->model)->finish.count ? model_finish_of : NULL;
+    own.model_classify = model_config(r->model)->classifies ? classify : NULL;
     own.store = r->store;
     own.mask_wake = (struct mask_wake){replica_wake, r};
     own.answered = r->common->wake;
@@ -345,9 +345,9 @@ void replica_close(struct replica *r) {
         sched_close(&r->sched);
     }
     store_close(r->store);
+    draft_model_close(r); /* a block uses memory of the model */
     model_close(r->model);
     if (r->kern) r->kern->ops->close(r->kern);
-    draft_model_close(r);
     ring_close(&r->submits);
     ring_close(&r->orders);
     pthread_cond_destroy(&r->work);

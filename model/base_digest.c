@@ -120,8 +120,8 @@ int base_digest(const struct model_config *config, const struct weights *weights
     if (!s.row) return ERR_NOMEM;
     sha256_init(&s.vectors);
     sha256_init(&s.matrices);
-    add_slot(&s, &slot_embed, -1);
-    add_slot(&s, &slot_final_norm, -1);
+    add_slot(&s, &end_slots[END_EMBED], -1);
+    add_slot(&s, &end_slots[END_FINAL_NORM], -1);
     for (int l = 0; l < config->layers; l++)
         for (size_t i = 0; i < layer_slot_count; i++)
             if (slot_wanted(&layer_slots[i], config, l)) add_slot(&s, &layer_slots[i], l);

@@ -69,14 +69,10 @@ static int read_labels(const cJSON *root, const struct family *family, struct mo
     if (!rc && !ends_with(what, "Sigmoid") && !ends_with(what, "Identity"))
         rc = fault_set(fault, ERR_UNSUPPORTED, "activation_fn",
                        "\"%.64s\" is not supported: Sigmoid, Identity", what);
-    out->finish = (struct model_finish){.count = 2,
-                                        .width = {out->d_model, (int)labels},
-                                        .has = {true, true},
-                                        .bias = {true, true},
-                                        .kind = {MODEL_FINISH_TANH, MODEL_FINISH_IDENTITY},
-                                        .labels = (int)labels,
-                                        .sigmoid = ends_with(what, "Sigmoid"),
-                                        .roberta_names = family->padded_positions};
+    out->classifies = true;
+    out->classifier = (struct model_classifier){.labels = (int)labels,
+                                                .sigmoid = ends_with(what, "Sigmoid"),
+                                                .roberta_names = family->padded_positions};
     return rc;
 }
 
@@ -88,7 +84,7 @@ int model_config_read_encoder(const cJSON *root, const struct family *family,
     if (!rc && !family->nomic) rc = read_positions(root, family, out, fault);
     out->type_rows = (int)types;
     out->typed = types > 0;
-    out->both_ways = out->encoder = out->bert_names = true;
+    out->both_ways = out->bert_names = true;
     out->nomic_names = family->nomic;
     out->layer_norms = out->norm_bias = out->norms_of_sums = out->embed_norms = true;
     out->post_norms = true;

@@ -139,7 +139,7 @@ static void project_states(struct model *model, int index, enum role role,
         kern->ops->matmul(kern, s->gates, x, layer->state_rates, NULL, batch->rows, KERN_SET);
 }
 
-/* The inputs are used up by the layer's states. */
+/* Copies the inputs of rows that peek, because the functions of the states overwrite theirs. */
 static void keep_inputs(struct model *model, int index) {
     const struct model_config *c = &model->config;
     const struct peeked *peeked = &model->peeked;
@@ -153,7 +153,6 @@ static void keep_inputs(struct model *model, int index) {
                                peeked->count, rates_width(c, index));
 }
 
-/* Updates the layer's recurrent states and computes their outputs into scratch.mixed. */
 static void mix_conv(struct model *model, int index, const float *in,
                      const struct kern_batch *batch) {
     const struct model_config *c = &model->config;
@@ -190,6 +189,7 @@ static void mix_mamba(struct model *model, int index, float *in, float *rates,
                             &mamba, batch);
 }
 
+/* Updates the layer's recurrent states and computes their outputs into scratch.mixed. */
 static void mix_states(struct model *model, int index, float *in, float *rates,
                        const struct kern_batch *batch) {
     switch (model->config.per_layer[index].mixer) {
@@ -471,30 +471,26 @@ static const float *step_hidden(struct model *model, int rows, const int32_t *wa
 }
 
 int model_vector_width(const struct model_config *config) {
-    const int count = config->finish.count;
-    return count ? config->finish.width[count - 1] : config->d_model;
+    return config->classifies ? config->classifier.labels : config->d_model;
 }
 
-int model_finish_vector(struct model *model, const float *pooled, float *out) {
-    const struct model_config *c = &model->config;
-    const struct kern_ops *ops = model->kern->ops;
+int model_classify(struct model *model, const float *pooled, float *out) {
+    struct kern *kern = model->kern;
     const struct scratch *s = &model->scratch;
-    const float *in = pooled;
-    int width = c->d_model, rc = 0;
-    for (int i = 0; i < c->finish.count && !rc; i++) {
-        rc = ops->upload(model->kern, s->finish[0], in, (size_t)width * sizeof *in);
-        width = c->finish.width[i];
-        ops->matmul(model->kern, s->finish[1], s->finish[0], model->finish[i],
-                    model->finish_bias[i], 1, KERN_SET);
-        if (!rc)
-            rc = ops->download(model->kern, s->finish_host, s->finish[1],
-                               (size_t)width * sizeof *in);
-        for (int k = 0; k < width && c->finish.kind[i] == MODEL_FINISH_TANH; k++)
-            s->finish_host[k] = tanhf(s->finish_host[k]);
-        in = s->finish_host;
-    }
-    for (int i = 0; i < width && !rc; i++) out[i] = in[i];
-    return rc;
+    const size_t width = (size_t)model->config.d_model;
+    const size_t labels = (size_t)model->config.classifier.labels;
+    int rc = kern->ops->upload(kern, s->pooled, pooled, width * sizeof *pooled);
+    if (rc) return rc;
+    kern->ops->matmul(kern, s->classified, s->pooled, model->classifier_in,
+                      model->classifier_in_bias, 1, KERN_SET);
+    rc = kern->ops->download(kern, s->tanhs, s->classified, width * sizeof *s->tanhs);
+    if (rc) return rc;
+    for (size_t i = 0; i < width; i++) s->tanhs[i] = tanhf(s->tanhs[i]);
+    rc = kern->ops->upload(kern, s->pooled, s->tanhs, width * sizeof *s->tanhs);
+    if (rc) return rc;
+    kern->ops->matmul(kern, s->classified, s->pooled, model->classifier_out,
+                      model->classifier_out_bias, 1, KERN_SET);
+    return kern->ops->download(kern, out, s->classified, labels * sizeof *out);
 }
 
 int model_step(struct model *model, const struct kern_batch *batch, const int32_t *want,

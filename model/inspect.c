@@ -200,9 +200,9 @@ static void describe_pooling(const struct model_config *c, struct buf *out) {
                                         [MODEL_POOL_MEAN] = "the mean over all tokens",
                                         [MODEL_POOL_CLS] = "the first token"};
     if (c->both_ways) buf_str(out, "reading      texts both ways, each in one step; no answers\n");
-    if (c->finish.labels)
-        buf_fmt(out, "labels       %d for a pair of texts%s\n", c->finish.labels,
-                c->finish.sigmoid ? ", a score is a sigmoid" : "");
+    if (c->classifier.labels)
+        buf_fmt(out, "labels       %d for a pair of texts%s\n", c->classifier.labels,
+                c->classifier.sigmoid ? ", a score is a sigmoid" : "");
     else if (c->pooling.other[0])
         buf_fmt(out, "vectors      the files ask for %s, which keepd does not have\n",
                 c->pooling.other);

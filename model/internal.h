@@ -68,21 +68,22 @@ struct scratch {
     float *last_heads; /* [logits_max, as heads] */
     float *last_mixed; /* [logits_max, as mixed] */
     float *logits;     /* [logits_max, vocab] */
-    float *pairs; /* [2, rows_max, d_model] a block's inputs: norms of embeddings, then of hidden
-                     states */
-    float *finish[2];   /* [the widest of config.finish] inputs and outputs of its products */
-    float *finish_host; /* the same, host memory */
-    int32_t *rows;      /* [rows_max] host memory: rows of a table that are added to embeddings */
-    float *joined;      /* [rows_max, 2 d_model] the same, side by side */
+    float *pairs;  /* [2, rows_max, d_model] a block's inputs: norms of embeddings, then of hidden
+                      states */
+    float *joined; /* [rows_max, 2 d_model] the same, side by side */
+    float *pooled; /* [d_model] the input of a classifier's product */
+    float *classified; /* [d_model or labels] its output */
+    float *tanhs;      /* [d_model] host memory: the input of the classifier's second product */
+    int32_t *rows;     /* [rows_max] host memory: rows of a table that are added to embeddings */
 };
 
 /* The inputs of recurrent states of the last step's spans that peeked, backend memory. */
 struct peeked {
     int32_t *rows; /* [peek_rows] these rows in the step */
     int count;
-    float **in; /* [state_layers], each [peek_rows, state_width] */
-    float *
-        *rates; /* [state_layers], each [peek_rows, rates_width], NULL where the layer has none */
+    /* [state_layers], each [peek_rows, state_width], and [peek_rows, rates_width]; rates are NULL
+     * where the layer has none. */
+    float **in, **rates;
 };
 
 struct model {
@@ -92,8 +93,8 @@ struct model {
     float *final_norm;
     float *embed_norm, *embed_norm_bias;   /* NULL where the family has none */
     struct kern_weight *positions, *types; /* tables, whose rows are added to the embeddings */
-    struct kern_weight *finish[MODEL_FINISH_MAX]; /* config.finish */
-    float *finish_bias[MODEL_FINISH_MAX];
+    struct kern_weight *classifier_in, *classifier_out; /* NULL where there is none */
+    float *classifier_in_bias, *classifier_out_bias;
     struct kern_weight *each_embed, *each_in; /* embeddings for each layer */
     float *each_in_norm;
     struct layer *layers;

@@ -861,8 +861,8 @@ static int load_ends(struct loader *loader) {
     }
     int rc = 0;
     for (size_t i = 0; i < end_slot_count && !rc; i++)
-        if (slot_wanted_outside(end_slots[i], c)) rc = load_slot(loader, -1, end_slots[i], model);
-    if (rc || c->encoder) return rc;
+        if (slot_wanted_outside(&end_slots[i], c)) rc = load_slot(loader, -1, &end_slots[i], model);
+    if (rc || c->both_ways) return rc;
     char head[TENSOR_NAME_MAX];
     name_of(loader, ROLE_HEAD, -1, head);
     if (!c->tied_embeddings && loader->weights && !has_tensor(loader, ROLE_HEAD, -1) &&
@@ -885,7 +885,8 @@ static int load_block_ends(struct loader *loader) {
         rc = load_slot(loader, 0, &slot_block[i], model);
     if (rc) return rc;
     const bool own = has_tensor(loader, ROLE_BLOCK_NORM, 0);
-    return load_slot(loader, own ? 0 : -1, own ? &slot_block_norm : &slot_final_norm, model);
+    return load_slot(loader, own ? 0 : -1, own ? &slot_block_norm : &end_slots[END_FINAL_NORM],
+                     model);
 }
 
 static int open_team(struct loader *loader) {

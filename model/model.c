@@ -125,24 +125,6 @@ static int check_shape(const struct model *model, struct fault *fault) {
 }
 
 /* With `check_only` counts the memory alone. */
-/* The widest input or output of the products behind pooling; 0: there is none. */
-static int finish_width(const struct model_config *c) {
-    int widest = c->finish.count ? c->d_model : 0;
-    for (int i = 0; i < c->finish.count; i++)
-        if (c->finish.width[i] > widest) widest = c->finish.width[i];
-    return widest;
-}
-
-/* Arrays in host memory. */
-static int open_host(struct model *model, struct fault *fault) {
-    struct scratch *s = &model->scratch;
-    const int finish = finish_width(&model->config);
-    s->rows = mem_try_alloc((size_t)model->rows_max, sizeof *s->rows);
-    s->finish_host = finish ? mem_try_alloc((size_t)finish, sizeof *s->finish_host) : NULL;
-    if (s->rows && (!finish || s->finish_host)) return 0;
-    return fault_set(fault, ERR_NOMEM, "max-num-batched-tokens", "no memory for a table");
-}
-
 static int open_scratch(struct model *model, bool check_only, struct fault *fault) {
     const struct model_config *c = &model->config;
     struct scratch *s = &model->scratch;
@@ -163,12 +145,13 @@ static int open_scratch(struct model *model, bool check_only, struct fault *faul
         gates = gates > c->head_dim ? gates : c->head_dim;
         latent = latent > latent_query_dim(c) ? latent : latent_query_dim(c);
     }
+    const int labels = c->classifier.labels, classified = labels > c->d_model ? labels : c->d_model;
     const struct {
         float **out;
         int rows, width;
     } arrays[] = {
-        {&s->finish[0], 1, finish_width(c)},
-        {&s->finish[1], 1, finish_width(c)},
+        {&s->pooled, c->classifies, c->d_model},
+        {&s->classified, c->classifies, classified},
         {&s->x, model->rows_max, c->d_model},
         {&s->norm, model->rows_max, c->d_model},
         {&s->qkv, model->rows_max, in},
@@ -191,7 +174,8 @@ static int open_scratch(struct model *model, bool check_only, struct fault *faul
         {&s->pairs, model->block_of ? 2 * model->rows_max : 0, c->d_model},
         {&s->joined, model->block_of ? 2 * model->rows_max : 0, c->d_model},
     };
-    if (open_host(model, fault)) return ERR_NOMEM;
+    s->rows = mem_must_alloc((size_t)model->rows_max, sizeof *s->rows);
+    if (c->classifies) s->tanhs = mem_must_alloc((size_t)c->d_model, sizeof *s->tanhs);
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
         size_t bytes = (size_t)arrays[i].rows * (size_t)arrays[i].width * sizeof(float);
         model->step_bytes += bytes;
@@ -392,7 +376,7 @@ static void close_weights(struct model *model) {
         close_layer(model, &model->layers[i]);
     if (model->block_of) model->embed = model->head = NULL;
     if (model->head == model->embed) model->head = NULL;
-    for (size_t i = 0; i < end_slot_count; i++) close_slot(model, model, end_slots[i]);
+    for (size_t i = 0; i < end_slot_count; i++) close_slot(model, model, &end_slots[i]);
     close_slot(model, model, &slot_head);
     for (int i = 0; i < SLOT_BLOCK_COUNT; i++) close_slot(model, model, &slot_block[i]);
     mem_free(model->layers);
@@ -403,16 +387,15 @@ void model_close(struct model *model) {
     if (!model) return;
     struct kern *kern = model->kern;
     const struct scratch *s = &model->scratch;
-    float *arrays[] = {s->gates,      s->x,         s->norm,     s->qkv,        s->heads,
-                       s->gate_up,    s->ff,        s->router,   s->log_beta,   s->last_x,
-                       s->last_heads, s->logits,    s->mixed,    s->last_mixed, s->each,
-                       s->each_in,    s->last_each, s->latent,   s->beside,     s->pairs,
-                       s->joined,     s->finish[0], s->finish[1]};
+    float *arrays[] = {s->gates,  s->x,          s->norm,     s->qkv,     s->heads,      s->gate_up,
+                       s->ff,     s->router,     s->log_beta, s->last_x,  s->last_heads, s->logits,
+                       s->mixed,  s->last_mixed, s->each,     s->each_in, s->last_each,  s->latent,
+                       s->beside, s->pairs,      s->joined,   s->pooled,  s->classified};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
         if (arrays[i]) kern->ops->mem_free(kern, arrays[i]);
     }
     mem_free(s->rows);
-    mem_free(s->finish_host);
+    mem_free(s->tanhs);
     close_peeked(model);
     mem_free(model->block_order);
     if (!model->borrowed) close_weights(model);

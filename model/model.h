@@ -50,17 +50,11 @@ struct model_factors {
     float q, k, v, o, z, x, b, c, dt, state_out, gate, down;
 };
 
-/* Up to two products behind pooling: sentence-transformers' Dense modules, or the head of a
- * classifier, which gives `labels` numbers. */
-#define MODEL_FINISH_MAX 2
-enum model_finish_kind { MODEL_FINISH_IDENTITY, MODEL_FINISH_TANH };
-struct model_finish {
-    int count;
-    int width[MODEL_FINISH_MAX];
-    bool has[MODEL_FINISH_MAX], bias[MODEL_FINISH_MAX];
-    enum model_finish_kind kind[MODEL_FINISH_MAX]; /* applied behind the product */
-    int labels;                                    /* 0: the result is a vector */
-    bool sigmoid;                                  /* the score of a single label is its sigmoid */
+/* A classifier of the first token's output: a product of d_model numbers, their tanh, and a product
+ * that gives one number for each label. */
+struct model_classifier {
+    int labels;   /* 0: there is none */
+    bool sigmoid; /* the score of a single label is its sigmoid */
     bool roberta_names;
 };
 
@@ -139,9 +133,8 @@ struct model_config {
     bool layer_scales; /* a factor on what each layer hands on */
     enum kern_activation activation;
     /* A text is read in one step, in which every token sees all others; there are vectors of texts
-     * alone, and no answers. */
+     * alone, no LM head, and no answers. */
     bool both_ways;
-    bool encoder;                 /* the same, of BERT's kind: without a last norm and an LM head */
     bool bert_names, nomic_names; /* files name tensors as BERT's, and as nomic-bert's do */
     bool layer_norms; /* norms are LayerNorm, with norm_bias plus a vector; else RMSNorm */
     bool norm_bias;
@@ -152,8 +145,8 @@ struct model_config {
      * position. */
     bool learned_positions, typed;
     int position_rows, position_first, type_rows;
-    /* Products that make a text's vector, or its labels, of what was pooled. */
-    struct model_finish finish;
+    bool classifies; /* there is a classifier: the model makes no vectors */
+    struct model_classifier classifier;
     bool ungated;               /* networks have one product in front, which is its own gate */
     bool pre_norms, post_norms; /* attention and the feed-forward network have norms of their
                                    inputs, of their outputs */
@@ -214,9 +207,8 @@ struct model_options {
     int context;             /* see model_config_parse */
     int rows_max;            /* largest step */
     int logits_max;          /* most rows that want logits in one step */
-    int peek_rows; /* most rows of a step's spans that peek; 0 where states, or the backend, cannot
-                    */
-    bool check_only; /* names, shapes, types, gates; the model cannot be used */
+    int peek_rows;           /* most rows of a step's spans that peek, if states and backend can */
+    bool check_only;         /* names, shapes, types, gates; the model cannot be used */
     /* Not NULL: opens the block that predicts further tokens in the same files as this open model,
      * which outlives it: see model_has_block. */
     const struct model *block_of;
@@ -289,14 +281,16 @@ size_t model_step_bytes(const struct model *model);
  * nothing appended. */
 int model_step(struct model *model, const struct kern_batch *batch, const int32_t *want,
                int want_count, const float **logits);
-/* Computes config->finish for one text: `pooled` [d_model] and `out` [model_vector_width] are host
- * memory. Waits for the backend. */
-int model_finish_vector(struct model *model, const float *pooled, float *out);
-int model_vector_width(const struct model_config *config);
 /* The same; with `hidden` not NULL it also leaves the outputs of the final norm for every row of
  * the step in *hidden, backend memory [batch->rows, d_model], valid until the next call. */
 int model_step_hidden(struct model *model, const struct kern_batch *batch, const int32_t *want,
                       int want_count, const float **logits, const float **hidden);
+
+/* Numbers that a text's vector has, or one for each label where there is a classifier. */
+int model_vector_width(const struct model_config *config);
+/* Judges one text: `pooled`, its first token's output [d_model], and `out` [labels] are host
+ * memory. Waits for the backend. */
+int model_classify(struct model *model, const float *pooled, float *out);
 
 /* The outputs of the final norm for the rows that the last step wanted, backend memory
  * [want_count, d_model], valid until the next step. */

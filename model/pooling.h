@@ -19,8 +19,9 @@ struct pooling {
     /* The part that the files ask for and keepd has not, for people; "": nothing. Such a model
      * still answers chats, and gives vectors where the pooling is chosen. */
     char other[96];
-    int tokens_max; /* sentence-transformers' max_seq_length: longer texts are cut there; 0: unsaid
-                     */
+    /* sentence-transformers' max_seq_length: longer texts are cut there; 0: the files say nothing
+     */
+    int tokens_max;
 };
 
 /* A directory without modules.json has what 1_Pooling/config.json says. A file that cannot be read,

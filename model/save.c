@@ -161,8 +161,9 @@ static int make_plan(struct saving *s) {
     if (!s->plan) return fault_set(s->fault, ERR_NOMEM, "model", "no memory for a table");
     int rc = 0;
     for (size_t i = 0; i < end_slot_count && !rc; i++)
-        if (slot_wanted_outside(end_slots[i], &s->config)) rc = plan_slot(s, end_slots[i], -1);
-    if (!rc && !s->config.tied_embeddings && !s->config.encoder) rc = plan_slot(s, &slot_head, -1);
+        if (slot_wanted_outside(&end_slots[i], &s->config)) rc = plan_slot(s, &end_slots[i], -1);
+    if (!rc && !s->config.tied_embeddings && !s->config.both_ways)
+        rc = plan_slot(s, &slot_head, -1);
     for (int l = 0; l < s->config.layers && !rc; l++)
         for (size_t i = 0; i < layer_slot_count && !rc; i++)
             if (slot_wanted(&layer_slots[i], &s->config, l)) rc = plan_slot(s, &layer_slots[i], l);

@@ -14,32 +14,29 @@
 #define UNWANTED(flag) .unwanted = offsetof(struct model_config, flag)
 #define GROUPS(member) .groups = offsetof(struct model_config, member)
 
-const struct slot slot_embed = {MATRIX(model, embed, VOCAB, ROLE_EMBED), .count = 1};
-const struct slot slot_final_norm = {VECTOR(model, final_norm, true, ROLE_FINAL_NORM), .count = 1,
-                                     .scaled = offsetof(struct model_config, logit_scale),
-                                     UNWANTED(norms_of_sums)};
 const struct slot slot_head = {MATRIX(model, head, VOCAB, ROLE_HEAD), .count = 1};
 
-static const struct slot slot_embed_norm = {VECTOR(model, embed_norm, true, ROLE_EMBED_NORM),
-                                            .count = 1, WANTED(embed_norms),
-                                            .fixed = offsetof(struct model_config, embed_norm)};
-static const struct slot slots_beside[] = {
+const struct slot end_slots[] = {
+    [END_EMBED] = {MATRIX(model, embed, VOCAB, ROLE_EMBED), .count = 1},
+    [END_FINAL_NORM] = {VECTOR(model, final_norm, true, ROLE_FINAL_NORM), .count = 1,
+                        .scaled = offsetof(struct model_config, logit_scale),
+                        UNWANTED(norms_of_sums)},
+    {VECTOR(model, embed_norm, true, ROLE_EMBED_NORM), .count = 1, WANTED(embed_norms),
+     .fixed = offsetof(struct model_config, embed_norm)},
     {VECTOR(model, embed_norm_bias, false, ROLE_EMBED_NORM_BIAS), .count = 1, WANTED(norm_bias)},
     {MATRIX(model, positions, VOCAB, ROLE_POSITIONS), .count = 1, WANTED(learned_positions)},
     {MATRIX(model, types, VOCAB, ROLE_TYPES), .count = 1, WANTED(typed)},
-    {MATRIX(model, finish[0], NONE, ROLE_FINISH_1), .count = 1, WANTED(finish.has[0])},
-    {VECTOR(model, finish_bias[0], false, ROLE_FINISH_1_BIAS), .count = 1, WANTED(finish.bias[0])},
-    {MATRIX(model, finish[1], NONE, ROLE_FINISH_2), .count = 1, WANTED(finish.has[1])},
-    {VECTOR(model, finish_bias[1], false, ROLE_FINISH_2_BIAS), .count = 1, WANTED(finish.bias[1])},
+    {MATRIX(model, classifier_in, NONE, ROLE_CLASSIFIER_IN), .count = 1, WANTED(classifies)},
+    {VECTOR(model, classifier_in_bias, false, ROLE_CLASSIFIER_IN_BIAS), .count = 1,
+     WANTED(classifies)},
+    {MATRIX(model, classifier_out, NONE, ROLE_CLASSIFIER_OUT), .count = 1, WANTED(classifies)},
+    {VECTOR(model, classifier_out_bias, false, ROLE_CLASSIFIER_OUT_BIAS), .count = 1,
+     WANTED(classifies)},
     {MATRIX(model, each_embed, VOCAB, ROLE_EACH_EMBED), .count = 1, WANTED(embeds_each)},
     {MATRIX(model, each_in, NONE, ROLE_EACH_IN), .count = 1, WANTED(embeds_each)},
     {VECTOR(model, each_in_norm, true, ROLE_EACH_IN_NORM), .count = 1, WANTED(embeds_each),
      .scaled = offsetof(struct model_config, each_norm_scale)},
 };
-const struct slot *const end_slots[] = {
-    &slot_embed,      &slot_embed_norm, &slots_beside[0], &slots_beside[1], &slots_beside[2],
-    &slot_final_norm, &slots_beside[3], &slots_beside[4], &slots_beside[5], &slots_beside[6],
-    &slots_beside[7], &slots_beside[8], &slots_beside[9]};
 const size_t end_slot_count = sizeof end_slots / sizeof *end_slots;
 
 const struct slot slot_block[SLOT_BLOCK_COUNT] = {
@@ -234,7 +231,8 @@ bool role_wanted(enum role role, const struct model_config *config, int layer) {
 }
 
 float slot_offset(const struct slot *slot, const struct model_config *config) {
-    const bool plain = slot->plain || (slot == &slot_final_norm && config->final_norm_plain);
+    const bool plain =
+        slot->plain || (slot == &end_slots[END_FINAL_NORM] && config->final_norm_plain);
     return slot->norm && !plain ? config->norm_offset : 0;
 }
 
@@ -297,9 +295,9 @@ struct model_numbers model_count_numbers(const struct model_config *config) {
     struct model_numbers sum = {0};
     int64_t of_experts = 0;
     for (size_t i = 0; i < end_slot_count; i++)
-        if (slot_wanted_outside(end_slots[i], config))
-            sum.all += slot_numbers(end_slots[i], config, 0);
-    if (!config->tied_embeddings && !config->encoder)
+        if (slot_wanted_outside(&end_slots[i], config))
+            sum.all += slot_numbers(&end_slots[i], config, 0);
+    if (!config->tied_embeddings && !config->both_ways)
         sum.all += slot_numbers(&slot_head, config, 0);
     for (int layer = 0; layer < config->layers; layer++) {
         for (size_t i = 0; i < layer_slot_count; i++) {

@@ -49,8 +49,7 @@ enum width {
     WIDTH_LATENT_VALUE,
     WIDTH_POSITIONS,
     WIDTH_TYPES,
-    WIDTH_FINISH_1,
-    WIDTH_FINISH_2
+    WIDTH_LABELS
 };
 
 /* Names of a role of Mamba-2. */
@@ -102,30 +101,30 @@ static const struct {
                     WIDTH_TYPES,
                     WIDTH_MODEL,
                     false},
-    [ROLE_FINISH_1] = {{[NAMING_HF_BERT] = "pooler.dense.weight",
-                        [NAMING_HF_ROBERTA] = "classifier.dense.weight",
-                        [NAMING_GGUF_BERT] = "cls.weight"},
-                       WIDTH_FINISH_1,
-                       WIDTH_MODEL,
-                       false},
-    [ROLE_FINISH_1_BIAS] = {{[NAMING_HF_BERT] = "pooler.dense.bias",
-                             [NAMING_HF_ROBERTA] = "classifier.dense.bias",
-                             [NAMING_GGUF_BERT] = "cls.bias"},
-                            WIDTH_FINISH_1,
-                            WIDTH_NONE,
+    [ROLE_CLASSIFIER_IN] = {{[NAMING_HF_BERT] = "pooler.dense.weight",
+                             [NAMING_HF_ROBERTA] = "classifier.dense.weight",
+                             [NAMING_GGUF_BERT] = "cls.weight"},
+                            WIDTH_MODEL,
+                            WIDTH_MODEL,
                             false},
-    [ROLE_FINISH_2] = {{[NAMING_HF_BERT] = "classifier.weight",
-                        [NAMING_HF_ROBERTA] = "classifier.out_proj.weight",
-                        [NAMING_GGUF_BERT] = "cls.output.weight"},
-                       WIDTH_FINISH_2,
-                       WIDTH_FINISH_1,
-                       false},
-    [ROLE_FINISH_2_BIAS] = {{[NAMING_HF_BERT] = "classifier.bias",
-                             [NAMING_HF_ROBERTA] = "classifier.out_proj.bias",
-                             [NAMING_GGUF_BERT] = "cls.output.bias"},
-                            WIDTH_FINISH_2,
-                            WIDTH_NONE,
-                            false},
+    [ROLE_CLASSIFIER_IN_BIAS] = {{[NAMING_HF_BERT] = "pooler.dense.bias",
+                                  [NAMING_HF_ROBERTA] = "classifier.dense.bias",
+                                  [NAMING_GGUF_BERT] = "cls.bias"},
+                                 WIDTH_MODEL,
+                                 WIDTH_NONE,
+                                 false},
+    [ROLE_CLASSIFIER_OUT] = {{[NAMING_HF_BERT] = "classifier.weight",
+                              [NAMING_HF_ROBERTA] = "classifier.out_proj.weight",
+                              [NAMING_GGUF_BERT] = "cls.output.weight"},
+                             WIDTH_LABELS,
+                             WIDTH_MODEL,
+                             false},
+    [ROLE_CLASSIFIER_OUT_BIAS] = {{[NAMING_HF_BERT] = "classifier.bias",
+                                   [NAMING_HF_ROBERTA] = "classifier.out_proj.bias",
+                                   [NAMING_GGUF_BERT] = "cls.output.bias"},
+                                  WIDTH_LABELS,
+                                  WIDTH_NONE,
+                                  false},
     [ROLE_HEAD] = {{"lm_head.weight", NULL, "output.weight"}, WIDTH_VOCAB, WIDTH_MODEL, false},
     [ROLE_ATTN_NORM] = {{"input_layernorm.weight", NULL,
                          "attn_norm.weight", [NAMING_HF_LFM2] = "operator_norm.weight",
@@ -714,7 +713,7 @@ enum naming tensor_naming(const struct model_config *config, bool gguf) {
     if (config->nemotron_names) return NAMING_HF_NEMOTRON_H;
     if (config->nomic_names) return NAMING_HF_NOMIC_BERT;
     if (config->bert_names)
-        return config->finish.roberta_names ? NAMING_HF_ROBERTA : NAMING_HF_BERT;
+        return config->classifier.roberta_names ? NAMING_HF_ROBERTA : NAMING_HF_BERT;
     if (config->falcon_names) return NAMING_HF_FALCON_H1;
     if (config->gemma4_experts) return NAMING_HF_GEMMA4_MOE;
     return config->gpt_oss_names     ? NAMING_HF_GPT_OSS
@@ -849,10 +848,8 @@ static int64_t width_of(const struct model_config *config, int layer, enum width
         return config->position_rows;
     case WIDTH_TYPES:
         return config->type_rows;
-    case WIDTH_FINISH_1:
-        return config->finish.width[0];
-    case WIDTH_FINISH_2:
-        return config->finish.width[1];
+    case WIDTH_LABELS:
+        return config->classifier.labels;
     case WIDTH_TAPS:
         return config->conv_width;
     case WIDTH_ONE:

@@ -57,10 +57,10 @@ enum role {
     ROLE_EMBED_NORM_BIAS,
     ROLE_POSITIONS,
     ROLE_TYPES,
-    ROLE_FINISH_1, /* config->finish */
-    ROLE_FINISH_1_BIAS,
-    ROLE_FINISH_2,
-    ROLE_FINISH_2_BIAS,
+    ROLE_CLASSIFIER_IN, /* struct model_classifier */
+    ROLE_CLASSIFIER_IN_BIAS,
+    ROLE_CLASSIFIER_OUT,
+    ROLE_CLASSIFIER_OUT_BIAS,
     /* embeddings for each layer: their table, and the product of the others and its norm */
     ROLE_EACH_EMBED,
     ROLE_EACH_IN,
@@ -253,9 +253,10 @@ struct slot {
                               files have none; 0: they have them */
 };
 
-extern const struct slot slot_embed, slot_final_norm, slot_head;
+extern const struct slot slot_head;
 /* Outside the layers, but for the head, in the order of loading. */
-extern const struct slot *const end_slots[];
+enum { END_EMBED, END_FINAL_NORM };
+extern const struct slot end_slots[];
 extern const size_t end_slot_count;
 extern const struct slot slot_block[]; /* in front of a block's layer (model_options.block_of) */
 #define SLOT_BLOCK_COUNT 3

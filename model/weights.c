@@ -168,7 +168,7 @@ static const char *text_name(const char *name) {
     return name;
 }
 
-static int check_unique(const struct weights *w, struct fault *fault) {
+static int sort_unique(const struct weights *w, struct fault *fault) {
     if (w->count) qsort(w->tensors, w->count, sizeof *w->tensors, compare_names);
     for (size_t i = 1; i < w->count; i++)
         if (strcmp(w->tensors[i - 1].name, w->tensors[i].name) == 0)
@@ -184,7 +184,7 @@ int weights_take_text(struct weights *w, struct fault *fault) {
         const char *text = text_name(name);
         memmove(name, text, strlen(text) + 1);
     }
-    return check_unique(w, fault);
+    return sort_unique(w, fault);
 }
 
 int weights_take_block(struct weights *w, int layer, struct fault *fault) {
@@ -214,7 +214,7 @@ int weights_take_block(struct weights *w, int layer, struct fault *fault) {
             break;
         }
     }
-    return check_unique(w, fault);
+    return sort_unique(w, fault);
 }
 
 void weights_turn(struct weights *w, const char *end, int64_t cols) {

@@ -83,8 +83,8 @@ struct drafter {
     struct kern_sampled *sampled; /* [DRAFTER_ASKED] tokens that the last step drew; the i-th is
                                      that of the i-th text that wanted one */
     int32_t *rows;
-    float *hidden; /* [texts][DRAFTER_HELD + 1][width] that wait; the last one is of the last guess
-                    */
+    /* [texts][DRAFTER_HELD + 1][width] that wait; the last one is of the last guess */
+    float *hidden;
     float *inputs; /* [DRAFTER_ROWS][width] of the step */
     int choices;   /* the first tokens of the draft model's, of which a guess is one */
 };

@@ -49,11 +49,6 @@ void sched_open(struct sched *sched, const struct sched_options *options) {
     if (options->width > 0)
         sched->pool_rows =
             mem_must_alloc((size_t)options->width * SCHED_POOL_ROWS, sizeof *sched->pool_rows);
-    if (options->model_finish) {
-        sched->pool_sum = mem_must_alloc((size_t)options->width, sizeof *sched->pool_sum);
-        sched->finish_in = mem_must_alloc((size_t)options->width, sizeof *sched->finish_in);
-        sched->finish_out = mem_must_alloc((size_t)options->vector_width, sizeof(float));
-    }
     if (options->top_max > KERN_TOP_MAX) {
         sched->wide_row = mem_must_alloc((size_t)options->vocab, sizeof *sched->wide_row);
         sched->wide_scratch = mem_must_alloc(kern_alternatives_scratch(options->vocab), 1);
@@ -160,9 +155,6 @@ void sched_close(struct sched *sched) {
     mem_free(sched->samples);
     mem_free(sched->sampled);
     mem_free(sched->pool_rows);
-    mem_free(sched->pool_sum);
-    mem_free(sched->finish_in);
-    mem_free(sched->finish_out);
     mem_free(sched->wide_row);
     mem_free(sched->wide_scratch);
 }

@@ -89,10 +89,10 @@ struct sched_options {
     /* The model sees a text both ways: it is read in one step, and nothing is generated. No text is
      * longer than rows_max. */
     bool whole_texts;
-    /* Makes a text's vector, or its labels, of what was pooled; host memory, [width] and
-     * [vector_width]. NULL: they are the same. */
-    int (*model_finish)(void *model, const float *pooled, float *out);
-    int vector_width;
+    /* Judges a text by its first hidden state [width], and gives a number for each label, [labels];
+     * host memory. NULL: the model has no classifier. */
+    int (*model_classify)(void *model, const float *pooled, float *out);
+    int labels;
     int top_max; /* alternatives of one token that requests may want */
     int64_t pages_total, page_bytes;
     struct store *store;  /* conversations go there and come back; NULL = nowhere */
@@ -179,10 +179,7 @@ struct sched {
     struct kern_sample *samples;
     struct kern_sampled *sampled;
     float *pool_rows; /* [SCHED_POOL_ROWS, width] hidden states from the backend; NULL: no width */
-    /* With model_finish: sums and what it reads, [width], and its result, [vector_width]. */
-    double *pool_sum;
-    float *finish_in, *finish_out;
-    float *wide_row;    /* [vocab] logits from the backend; NULL: no request may want it */
+    float *wide_row;  /* [vocab] logits from the backend; NULL: no request may want it */
     void *wide_scratch; /* for kern_alternatives */
 };
 

@@ -28,11 +28,11 @@ static struct pool_part part_of(const struct sequence *seq, const struct kern_sp
     switch (seq->job->request.pooling) {
     case ENGINE_POOL_NONE:
     case ENGINE_POOL_NEXT:
+    case ENGINE_POOL_LABELS:
         break;
     case ENGINE_POOL_LAST:
         return (struct pool_part){span->count - 1, ends ? 1 : 0};
     case ENGINE_POOL_CLS:
-    case ENGINE_POOL_LABELS:
         return (struct pool_part){0, begins ? 1 : 0};
     case ENGINE_POOL_MEAN:
         return (struct pool_part){0, span->count};
@@ -75,51 +75,33 @@ static void end_pooled(struct sequence *seq, int width) {
     check_pooled(seq, kept);
 }
 
-/* Copies up to SCHED_POOL_ROWS rows of a span's part, from number `done` on. Returns how many. */
-static int32_t read_part(struct sched *sched, const struct kern_span *span, struct pool_part part,
-                         int32_t done, const float *hidden, int *rc) {
-    struct kern *kern = sched->options.kern;
-    const size_t width = (size_t)sched->options.width;
-    const size_t row = (size_t)span->row + (size_t)part.first + (size_t)done;
-    const int32_t left = part.count - done, count = left < SCHED_POOL_ROWS ? left : SCHED_POOL_ROWS;
-    *rc = kern->ops->download(kern, sched->pool_rows, hidden + row * width,
-                              (size_t)count * width * sizeof *hidden);
-    return count;
-}
-
-/* The text is read in one step, and its vector is made of what is pooled there. */
-static int finish_span(struct sched *sched, const struct kern_span *span, struct sequence *seq,
-                       const float *hidden) {
-    const int width = sched->options.width;
-    const struct pool_part part = part_of(seq, span);
-    const int kept = seq_pooled_count(&seq->job->request, sched->options.vector_width);
-    int rc = 0;
-    CHECK(span->count == seq->prompt_count && part.count > 0);
-    for (int i = 0; i < width; i++) sched->pool_sum[i] = 0;
-    for (int32_t done = 0; done < part.count && rc == 0;) {
-        const int32_t count = read_part(sched, span, part, done, hidden, &rc);
-        for (int32_t row = 0; row < count && rc == 0; row++)
-            for (int i = 0; i < width; i++)
-                sched->pool_sum[i] += (double)sched->pool_rows[(ptrdiff_t)row * width + i];
-        done += count;
-    }
-    for (int i = 0; i < width; i++) sched->finish_in[i] = (float)(sched->pool_sum[i] / part.count);
-    if (rc == 0)
-        rc = sched->options.model_finish(sched->options.model, sched->finish_in, sched->finish_out);
-    for (int i = 0; i < kept && rc == 0; i++) seq->job->pooled[i] = sched->finish_out[i];
-    if (rc == 0) check_pooled(seq, kept);
+/* A classifier reads the first row alone, of a text that is read in one step. */
+static int classify_span(struct sched *sched, const struct kern_span *span, struct sequence *seq,
+                         const float *hidden) {
+    const struct sched_options *options = &sched->options;
+    struct engine_job *job = seq->job;
+    CHECK(job->request.pooling == ENGINE_POOL_LABELS && job->request.dimensions == 0);
+    CHECK(span->count == seq->prompt_count);
+    int rc = options->kern->ops->download(options->kern, sched->pool_rows,
+                                          hidden + (ptrdiff_t)span->row * options->width,
+                                          (size_t)options->width * sizeof *hidden);
+    if (rc == 0) rc = options->model_classify(options->model, sched->pool_rows, job->pooled);
+    if (rc == 0) check_pooled(seq, options->labels);
     return rc;
 }
 
 static int pool_span(struct sched *sched, const struct kern_span *span, struct sequence *seq,
                      const float *hidden) {
+    struct kern *kern = sched->options.kern;
     const int width = sched->options.width;
     const struct pool_part part = part_of(seq, span);
-    int rc = 0;
     CHECK(sched->pool_rows && seq->job->pooled);
-    if (sched->options.model_finish) return finish_span(sched, span, seq, hidden);
+    if (sched->options.model_classify) return classify_span(sched, span, seq, hidden);
     for (int32_t done = 0, count; done < part.count; done += count) {
-        count = read_part(sched, span, part, done, hidden, &rc);
+        const size_t row = (size_t)span->row + (size_t)part.first + (size_t)done;
+        count = part.count - done < SCHED_POOL_ROWS ? part.count - done : SCHED_POOL_ROWS;
+        int rc = kern->ops->download(kern, sched->pool_rows, hidden + row * (size_t)width,
+                                     (size_t)count * (size_t)width * sizeof *hidden);
         if (rc != 0) return rc;
         add_pooled(seq->job, sched->pool_rows, count, width);
     }

@@ -4,8 +4,8 @@
  *
  * HIDDEN is a file with a row of float32 numbers for each of the tokens: the hidden states that
  * belong to them. Writes the logits of all rows, then the block's own hidden states, as float32.
- * Tokens are computed in two steps, and a third is taken back in between.
- * tests/python/test_block.py. */
+ * There are two steps; the last token of the first one is taken back, and computed again by the
+ * second. Run by tests/python/test_block.py. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

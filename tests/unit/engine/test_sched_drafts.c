@@ -23,6 +23,7 @@ struct known {
     struct engine_job job;
     int32_t tokens[ANSWER]; /* as many as were asked for count as predicted */
     int steps;
+    int states; /* recurrent states of the model */
 };
 
 static int run_counted(struct world *w, struct engine_job *job) {
@@ -32,10 +33,11 @@ static int run_counted(struct world *w, struct engine_job *job) {
     return (int)(w->sched.counters.steps - before);
 }
 
-static void know(struct known *known, const struct engine_job *asked) {
+static void know_with_states(struct known *known, const struct engine_job *asked, int states) {
     struct world w;
     struct world_options options = options_of(0);
-    *known = (struct known){.job = *asked};
+    *known = (struct known){.job = *asked, .states = states};
+    options.states = states;
     world_open(&w, &options);
     known->steps = run_counted(&w, &known->job);
     cr_assert_eq(w.sched.counters.drafted_tokens, 0);
@@ -44,11 +46,16 @@ static void know(struct known *known, const struct engine_job *asked) {
         known->tokens[i] = known->job.choice[0].tokens[i].token;
 }
 
+static void know(struct known *known, const struct engine_job *asked) {
+    know_with_states(known, asked, 0);
+}
+
 /* The same request with its answer predicted. Returns the steps that it took. */
 static int run_predicted(const struct known *known, const struct engine_job *asked, int drafts,
                          struct engine_job *job) {
     struct world w;
     struct world_options options = options_of(drafts);
+    options.states = known->states;
     *job = *asked;
     job->request.drafts = -1;
     job->request.predicted = known->tokens;
@@ -103,28 +110,14 @@ Test(drafts, a_predicted_answer_takes_a_few_steps) {
 Test(drafts, recurrent_states_wait_for_the_tokens_that_are_drawn) {
     for (int spoilt = 0; spoilt < 2; spoilt++) {
         struct known known;
-        struct world w;
-        struct world_options options = options_of(0);
-        struct engine_job asked = job_of(1, PROMPT, ANSWER, full()), job = asked;
-        options.states = 2;
-        known.job = asked;
-        world_open(&w, &options);
-        known.steps = run_counted(&w, &known.job);
-        world_close(&w);
-        for (int i = 0; i < count_of(&known.job); i++)
-            known.tokens[i] = known.job.choice[0].tokens[i].token;
+        struct engine_job asked = job_of(1, PROMPT, ANSWER, full()), job;
+        know_with_states(&known, &asked, 2);
         if (spoilt) spoil(known.tokens, ANSWER);
-        options.drafts = DRAFT_MAX;
-        job.request.drafts = -1;
-        job.request.predicted = known.tokens;
-        job.request.predicted_count = ANSWER;
-        world_open(&w, &options);
-        const int steps = run_counted(&w, &job);
+        const int steps = run_predicted(&known, &asked, DRAFT_MAX, &job);
         expect_same(&known, &job);
         cr_assert_lt(steps, known.steps, "%d steps instead of %d", steps, known.steps);
         cr_assert_gt(job.choice[0].drafts_confirmed, 0, "%d of %d tokens, spoilt %d",
                      job.choice[0].drafts_confirmed, count_of(&job), spoilt);
-        world_close(&w);
         close_both(&known, &job);
     }
 }

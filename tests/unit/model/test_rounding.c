@@ -147,7 +147,7 @@ Test(rounding, without_a_norm_of_the_inputs_there_is_no_estimate) {
     for (size_t i = 0; i < layer_slot_count; i++)
         if (layer_slots[i].matrix && !layer_slots[i].experts)
             cr_expect(!rounding_inputs(&o.rounding, &layer_slots[i], 1, 0, out));
-    cr_expect(!rounding_inputs(&o.rounding, &slot_embed, -1, 0, out));
+    cr_expect(!rounding_inputs(&o.rounding, &end_slots[END_EMBED], -1, 0, out));
     free(out);
     close_model(&o);
 }
