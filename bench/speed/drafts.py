@@ -19,6 +19,7 @@ bench/speed/drafts_picture.py draws the file of --json.
 import argparse
 import concurrent.futures as futures
 import contextlib
+import copy
 import datetime
 import json
 import pathlib
@@ -182,8 +183,8 @@ def start_servers(args, log):
     kv = {"kv": {"policy": args.kv_policy}}
     one = Server("keepd", keepd, log(), kv | {"speculate": "off"})
     servers = [one]
-    text = object.__new__(Server)
-    text.__dict__ = one.__dict__ | {"kind": "keepd, text", "more": kv | {"speculate": "auto"}}
+    text = copy.copy(one)
+    text.kind, text.more = "keepd, text", kv | {"speculate": "auto"}
     servers.append(text)
     draft = ["--draft-model", args.draft_model] if args.draft_model else []
     if draft:

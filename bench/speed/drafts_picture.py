@@ -12,14 +12,14 @@ import xml.sax.saxutils as saxutils
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WORK = {"edit": "edit of 200 lines", "predicted": "edit, predicted", "document": "quotations", "json": "JSON by a schema",
         "agent": "an agent's commands", "prose": "a story"}
-COLOURS = {"keepd": "#999999", "keepd, text": "#0b6e4f", "keepd, draft model": "#55b38f",
+COLOURS = {"keepd, text": "#0b6e4f", "keepd, draft model": "#55b38f",
            "llama.cpp, text": "#c46210", "llama.cpp, draft model": "#e8b07a"}
 LEFT, WIDTH, BAR, GAP, TOP = 150, 470, 15, 14, 40
 
 
 def draw(results):
     work = results["work"]
-    kinds = [k for k in COLOURS if k != "keepd" and any(k in done for done in work.values())]
+    kinds = [k for k in COLOURS if any(k in done for done in work.values())]
     longest = max(max(done[k]["tokens_a_read"] for k in kinds if k in done) for done in work.values())
     scale = WIDTH / max(longest, 2)
     svg, y = [], TOP

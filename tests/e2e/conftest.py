@@ -56,6 +56,24 @@ class Daemon:
         return self.process.wait(timeout=60)
 
 
+def start_on(daemon, path, *flags):
+    """Starts a daemon on an instruction path of the CPU; skips the test where the machine lacks it."""
+    try:
+        return daemon("--cpu-path", path, *flags)
+    except AssertionError:
+        if path in ("reference", "portable", "auto"):
+            raise
+        pytest.skip(f"this machine has not {path}")
+
+
+def fetched_model(name):
+    """The path of a real model; skips the test where it was not fetched."""
+    found = subprocess.run([ROOT / "tools/fetch-model", "--find", name], capture_output=True, text=True)
+    if found.returncode:
+        pytest.skip(f"skip: {name} was not fetched (tools/fetch-model {name})")
+    return pathlib.Path(found.stdout.strip())
+
+
 def starter(started):
     def start(*flags):
         started.append(Daemon(*flags))

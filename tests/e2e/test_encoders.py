@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 import requests
-from conftest import ROOT
+from conftest import ROOT, start_on
 
 sys.path.insert(0, str(ROOT / "tests/python"))
 from encoder import WORDS, Encoder, to_gguf, write_model  # noqa: E402
@@ -55,10 +55,7 @@ def test_vectors_are_those_of_an_independent_model(daemon, tmp_path, kind):
 def test_every_path(daemon, tmp_path, path):
     model = write_model(tmp_path / "model")
     for how in ("cls", "last"):
-        try:
-            d = daemon("--model", str(model), "--cpu-path", path, "--pooling", how)
-        except AssertionError:
-            pytest.skip(f"this machine has not {path}")
+        d = start_on(daemon, path, "--model", str(model), "--pooling", how)
         check_vectors(d, Encoder(model), TEXTS[:3], how)
 
 

@@ -1,15 +1,13 @@
 """all-MiniLM-L6-v2 with its real weights (tools/fetch-model minilm; skipped where it was not fetched): vectors of 240 texts in
 many languages beside an independent model in float64 and, where it is installed, sentence-transformers, as an OpenAI client
 sees them."""
-import json
 import pathlib
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import requests
-from conftest import ROOT
+from conftest import ROOT, fetched_model, start_on
 
 sys.path.insert(0, str(ROOT / "tests/python"))
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
@@ -34,10 +32,7 @@ def texts():
 
 @pytest.fixture(scope="module")
 def model():
-    found = subprocess.run([ROOT / "tools/fetch-model", "--find", "minilm"], capture_output=True, text=True)
-    if found.returncode:
-        pytest.skip("skip: minilm was not fetched (tools/fetch-model minilm)")
-    return pathlib.Path(found.stdout.strip())
+    return fetched_model("minilm")
 
 
 def embed(d, client):
@@ -71,15 +66,12 @@ def test_sentence_transformers(daemon, model):
     print(f"least cosine to sentence-transformers: 1 - {1 - least:.1e}")
 
 
-def test_paths_and_what_is_near(daemon, model):
+@pytest.mark.parametrize("path", ["reference", "portable", "avx2", "avx512"])
+def test_what_is_near(daemon, model, path):
     """Every path finds the same text nearest to a question."""
     question, answers = "Where does the cat sleep?", [s for s in SENTENCES if len(s) > 20]
-    for path in ("reference", "portable", "avx2", "avx512"):
-        try:
-            d = daemon("--model", str(model), "--cpu-path", path)
-        except AssertionError:
-            continue
-        body = {"input": [question, "The cat sleeps on the warm stove.", *answers]}
-        r = requests.post(f"{d.url}/v1/embeddings", json=body, timeout=600)
-        vectors = np.array([v["embedding"] for v in json.loads(r.text)["data"]])
-        assert int((vectors[1:] @ vectors[0]).argmax()) == 0
+    d = start_on(daemon, path, "--model", str(model))
+    body = {"input": [question, "The cat sleeps on the warm stove.", *answers]}
+    r = requests.post(f"{d.url}/v1/embeddings", json=body, timeout=600)
+    vectors = np.array([v["embedding"] for v in r.json()["data"]])
+    assert int((vectors[1:] @ vectors[0]).argmax()) == 0

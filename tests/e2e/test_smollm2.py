@@ -7,8 +7,8 @@ import sys
 
 import pytest
 import requests
+from conftest import ROOT, fetched_model
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from smollm2 import TEXTS, SmolLM2  # noqa: E402
 
@@ -17,10 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def file():
-    found = subprocess.run([ROOT / "tools/fetch-model", "--find", "smollm2"], capture_output=True, text=True)
-    if found.returncode:
-        pytest.skip("skip: smollm2 was not fetched (tools/fetch-model smollm2)")
-    return pathlib.Path(found.stdout.strip())
+    return fetched_model("smollm2")
 
 
 @pytest.fixture(scope="module")

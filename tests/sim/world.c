@@ -142,7 +142,7 @@ static void fill_rows(struct world *w, const struct kern_batch *batch, int layer
         }
 }
 
-/* The same in every world, and large enough that making it anew would take a third of a run. */
+/* The head is the same in every world. To compute it in each step would take a third of a run. */
 static float head[WORLD_LAYERS][WORLD_VOCAB][OUT];
 
 static void fill_head(void) {

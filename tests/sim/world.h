@@ -101,9 +101,9 @@ void world_close(struct world *world);
 /* Takes a queue place and submits; the job's arrays are allocated here. */
 int world_submit(struct world *world, struct engine_job *job);
 
-/* One step, then the invariants: the cache's own check (see check_each), pages used <= reserved +
- * retained <= pool, no preemption unless a failure is planned. Returns whether the device failed.
- */
+/* Makes a step, then checks the invariants: the cache's own check (see check_each), pages used <=
+ * reserved + retained <= pool, no preemption unless a failure is planned. Returns whether the
+ * device failed. */
 bool world_step(struct world *world);
 void world_check(const struct world *world);
 
