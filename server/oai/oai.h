@@ -133,12 +133,12 @@ struct oai_text {
     size_t size;
 };
 
-/* A prompt that is not a chat: text, token ids, or both in turns. */
+/* A prompt that is not a chat: text, token ids, both in turns, or a pair of texts. Exactly one of
+ * the four pointers is set. */
 struct oai_prompt {
-    const char *text;   /* NULL where ids are given */
-    const cJSON *mixed; /* a list of texts and valid ids; points into the tree. NULL: one of the
-                           others is set */
-    const int32_t *ids; /* in the arena */
+    const char *text;
+    const cJSON *mixed; /* a list of texts and valid ids; points into the tree */
+    const int32_t *ids; /* in the arena, or static where there are none */
     size_t id_count;
     const struct oai_pair *pair; /* in the arena; a chat is made of it */
 };

@@ -353,9 +353,10 @@ static int parse_generate(struct oai_reader *r) {
 
 /* Gives a request whose answer needs no tokens a prompt without any. */
 static int parse_nothing(struct oai_reader *r) {
+    static const int32_t no_ids[1];
     r->out->prompts = arena_alloc(r->arena, 1, sizeof *r->out->prompts);
     if (!r->out->prompts) return oai_no_memory(r);
-    r->out->prompts[0] = (struct oai_prompt){0};
+    r->out->prompts[0] = (struct oai_prompt){.ids = no_ids};
     r->out->prompt_count = 1;
     return 0;
 }

@@ -51,7 +51,9 @@ static void check_accepted(struct oai_request *request, const struct oai_rules *
     CHECK((request->context != NULL) + (request->prompts != NULL) == 1);
     for (int i = 0; request->prompts && i < request->prompt_count; i++) {
         const struct oai_prompt *prompt = &request->prompts[i];
-        CHECK((prompt->text != NULL) + (prompt->ids != NULL) + (prompt->mixed != NULL) == 1);
+        CHECK((prompt->text != NULL) + (prompt->ids != NULL) + (prompt->mixed != NULL) +
+                  (prompt->pair != NULL) ==
+              1);
         check_ids(prompt->ids, prompt->id_count);
     }
     CHECK(request->prompt_field && request->salt && request->session);
