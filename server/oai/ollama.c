@@ -356,6 +356,7 @@ static int parse_nothing(struct oai_reader *r) {
     static const int32_t no_ids[1];
     r->out->prompts = arena_alloc(r->arena, 1, sizeof *r->out->prompts);
     if (!r->out->prompts) return oai_no_memory(r);
+    r->out->prompt_field = "prompt";
     r->out->prompts[0] = (struct oai_prompt){.ids = no_ids};
     r->out->prompt_count = 1;
     return 0;

@@ -273,18 +273,18 @@ static void drop_config(const char *dir) {
     rmdir(dir);
 }
 
-/* There is one family of each kind, with random weights, biases and sinks: docs/MODELS.md says where
- * they differ. Families that give the backend no other calls than these together are left out; the
- * CPU's tests compare all of them with transformers (tests/unit/model/test_model.c). Mixtures use
- * all their experts: with a choice, rounding chooses others, whatever the arithmetic is worth;
- * Qwen3-MoE has one.
+/* There is one family of each kind, with random weights, biases and sinks: docs/MODELS.md says
+ * where they differ. Families that give the backend no other calls than these together are left
+ * out; the CPU's tests compare all of them with transformers (tests/unit/model/test_model.c).
+ * Mixtures use all their experts: with a choice, rounding chooses others, whatever the arithmetic
+ * is worth; Qwen3-MoE has one.
  *
- * What the two backends differ by is the rounding of activations to bf16 in front of products, which the
- * reference does not round: with a reference that rounds them, too, the largest difference of
- * qwen3_5_text falls from 0.115 to 0.027, and lfm2 with weights in 8 bits, in front of which
- * activations are rounded to float16, has 0.008 instead of 0.052. So each family has a bound of its
- * own, a fifth above the root mean square that was measured (rounded up), as a part of that of the
- * logits; no logit is further off than OFF_MOST times the bound. */
+ * What the two backends differ by is the rounding of activations to bf16 in front of products,
+ * which the reference does not round: with a reference that rounds them, too, the largest
+ * difference of qwen3_5_text falls from 0.115 to 0.027, and lfm2 with weights in 8 bits, in front
+ * of which activations are rounded to float16, has 0.008 instead of 0.052. So each family has a
+ * bound of its own, a fifth above the root mean square that was measured (rounded up), as a part of
+ * that of the logits; no logit is further off than OFF_MOST times the bound. */
 #define OFF_MOST 7
 static const struct family {
     const char *type;
