@@ -1,5 +1,6 @@
 #include "engine/steps/draft.h"
 
+#include <math.h>
 #include <stdbool.h>
 #include <string.h>
 
@@ -155,6 +156,11 @@ void draft_add_model(struct draft *draft, double probability) {
     draft->sureness[draft->modelled++] = (uint8_t)(DRAFT_MODEL + sureness);
     draft->model_rate +=
         ((float)class_rate(draft, DRAFT_MODEL + sureness) - draft->model_rate) / RECENT_TOKENS;
+}
+
+void draft_charge_model(struct draft *draft, double steps) {
+    const float lost = draft->model_lost + (float)steps;
+    draft->model_lost = fminf(fmaxf(lost, DRAFT_LOST_LEAST), DRAFT_LOST_MOST);
 }
 
 void draft_skip_model(struct draft *draft) {

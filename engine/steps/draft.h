@@ -25,6 +25,10 @@
 #define DRAFT_MAX      15   /* drafted tokens of a sequence in one step */
 #define DRAFT_NOTED    8192 /* places that one search adds to the chains */
 #define DRAFT_SURENESS 5    /* classes of how sure a draft model is */
+/* Bounds of what is remembered of a draft model's costs and gains, so that neither long luck nor
+ * one slow step decides for long. */
+#define DRAFT_LOST_LEAST (-8.0f)
+#define DRAFT_LOST_MOST  8.0f
 /* Classes of drafted tokens: those found in the text, by the number of common tokens, up to 4, 8,
  * 16, and more; foreseen ones; and those of a draft model, by the probability that it gave them. */
 enum { DRAFT_FORESEEN = 4, DRAFT_MODEL, DRAFT_CLASSES = DRAFT_MODEL + DRAFT_SURENESS };
@@ -46,6 +50,8 @@ struct draft {
     int32_t modelled; /* tokens of the last draft if a draft model guessed them; else 0 */
     uint8_t sureness[DRAFT_MAX]; /* classes of these tokens */
     float model_rate;            /* mean rate of a draft model's tokens, as far as it is known */
+    float model_lost; /* costs of a draft model, in steps without it, less the tokens that it has
+                         gained: DRAFT_LOST_LEAST..DRAFT_LOST_MOST */
     float tried[DRAFT_CLASSES], confirmed[DRAFT_CLASSES]; /* counts of recent drafted tokens */
 };
 
@@ -68,6 +74,9 @@ double draft_rate(const struct draft *draft, int32_t i);
 /* Records that so far the draft consists of tokens that a draft model guessed, the last one with
  * this probability. */
 void draft_add_model(struct draft *draft, double probability);
+/* Records that the draft model took the time of so many steps without it; negative: that it gained
+ * so many tokens. */
+void draft_charge_model(struct draft *draft, double steps);
 /* Records a step in which the draft model was not asked because too few of its tokens are
  * confirmed. */
 void draft_skip_model(struct draft *draft);

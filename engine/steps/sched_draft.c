@@ -115,8 +115,8 @@ static bool several_clients(const struct sched *sched) {
 
 /* Gives the sequences draft rows in the order of their likelihood, and keeps as many as give most
  * tokens for the time of the step. `spent`: the time that finding the drafts took, divided by that
- * of a step without drafts. */
-static void choose_drafts(struct sched *sched, int streams, int32_t most, double spent) {
+ * of a step without drafts. Returns the time of the step, divided by the same. */
+static double choose_drafts(struct sched *sched, int streams, int32_t most, double spent) {
     static const struct pace unknown;
     const struct pace *pace = sched->options.step_stretch > 0 ? &sched->pace : &unknown;
     struct sequence *order[SCHED_DRAFT_ROWS];
@@ -136,6 +136,7 @@ static void choose_drafts(struct sched *sched, int streams, int32_t most, double
         chosen = count;
     }
     while (count > chosen) order[--count]->drafted--;
+    return pace_growth(pace, streams, streams + chosen);
 }
 
 void sched_plan_drafts(struct sched *sched, int streams, int32_t most) {
@@ -150,10 +151,11 @@ void sched_plan_drafts(struct sched *sched, int streams, int32_t most) {
     else if (found == 0)
         return;
     for (int i = 0; i < streams; i++) sched->sorted[i]->draft_chance = 1;
-    choose_drafts(sched, streams, most, spent);
+    const double growth = choose_drafts(sched, streams, most, spent);
     for (int i = 0; i < streams; i++) {
         struct sequence *seq = sched->sorted[i];
         if (seq->draft_found > 0 && seq->drafted == 0) draft_learn(&seq->draft, 0, 0);
+        if (seq->draft.modelled > 0) draft_charge_model(&seq->draft, growth - 1);
     }
 }
 
@@ -174,6 +176,7 @@ int sched_end_drafts(struct sched *sched, const struct sched_step *step) {
         sched->counters.drafted_tokens += (uint64_t)seq->drafted;
         sched->counters.confirmed_tokens += (uint64_t)seq->confirmed;
         if (seq->draft.modelled > 0) {
+            draft_charge_model(&seq->draft, -seq->confirmed);
             sched->counters.model_drafted_tokens += (uint64_t)seq->drafted;
             sched->counters.model_confirmed_tokens += (uint64_t)seq->confirmed;
         }

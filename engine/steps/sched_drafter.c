@@ -13,6 +13,10 @@
  * begun, and more of a longer one, which will probably go on for longer. So of a long text the last
  * tokens are read alone, in parts, one part before a step.
  *
+ * The draft model may cost an answer DRAFTER_LOST_STEPS steps and DRAFTER_LOST_PART of its length
+ * more than it gains: its steps, its guesses' rows and its readings are charged, and confirmed
+ * guesses are paid back. When it has spent that, it rests until the answer is longer.
+ *
  * Beside other clients' answers the draft model rests, because they get no more tokens from the
  * time that it takes. A text that it fails in is dropped, and its sequence goes on without it. */
 #include <math.h>
@@ -27,6 +31,8 @@
 #define DRAFTER_REREAD     4    /* a text so many times as long as the known one is read anew */
 #define DRAFTER_CATCH_UP   16   /* most tokens that are read together with the first guess */
 #define DRAFTER_LIKELY     0.25 /* guesses less likely than this are not continued */
+#define DRAFTER_LOST_STEPS 2    /* steps that it may cost an answer more than it gains, at first */
+#define DRAFTER_LOST_PART  0.01 /* and for each token of the answer */
 
 void sched_leave_drafter(struct sched *sched, struct sequence *seq) {
     drafter_drop(&sched->drafter, seq->model_text);
@@ -143,7 +149,7 @@ static bool step_drafter(struct sched *sched, struct sequence **asked,
 
 /* Reads a part of the first text that is too far behind, and leaves those that are ready in
  * `asked`. Returns how many. */
-static int read_texts(struct sched *sched, struct sequence **asked, int count) {
+static int read_texts(struct sched *sched, struct sequence **asked, int count, int streams) {
     int ready = 0;
     int32_t room = DRAFTER_READ_ROWS;
     for (int i = 0; i < count; i++) {
@@ -155,6 +161,7 @@ static int read_texts(struct sched *sched, struct sequence **asked, int count) {
             const struct drafter_ask ask = {text, seq->tokens, seq->token_count,
                                             seq->token_count - behind + rows, .wants = false};
             room = 0;
+            draft_charge_model(&seq->draft, drafter_cost(sched, rows, streams));
             if (!step_drafter(sched, &seq, &ask, 1, rows)) continue;
             behind -= rows;
         }
@@ -218,7 +225,10 @@ static double guess_for(struct sched *sched, struct sequence **asked, int count,
         if ((tokens + gain) / then <= tokens / now * (given ? 1 : SCHED_DRAFT_GAIN)) break;
         int asking = count;
         struct sequence *all[DRAFTER_ASKED];
-        for (int i = 0; i < asking; i++) all[i] = asked[i];
+        for (int i = 0; i < asking; i++) {
+            all[i] = asked[i];
+            draft_charge_model(&asked[i]->draft, cost);
+        }
         count = guess_tokens(sched, asked, count, rows);
         spent += cost;
         for (int i = 0; i < asking; i++) {
@@ -228,6 +238,13 @@ static double guess_for(struct sched *sched, struct sequence **asked, int count,
         }
     }
     return spent;
+}
+
+/* Returns whether the draft model may take more time of this answer: its costs stay a small part of
+ * the answer, even if nothing that it guesses is right. */
+static bool has_credit(const struct sequence *seq) {
+    const double most = DRAFTER_LOST_STEPS + DRAFTER_LOST_PART * seq_output_count(seq);
+    return (double)seq->draft.model_lost < most;
 }
 
 /* When the draft model was not asked for long, it is tried again, so that one slow step or an
@@ -245,7 +262,7 @@ double sched_ask_drafter(struct sched *sched, int streams, int32_t most) {
     int count = 0;
     for (int i = 0; i < streams && count < DRAFTER_ASKED && count < most; i++) {
         struct sequence *seq = sched->sorted[i];
-        if (seq->draft_most <= 0 || seq->model_failed) continue;
+        if (seq->draft_most <= 0 || seq->model_failed || !has_credit(seq)) continue;
         if (seq->draft_found > 0 && draft_rate(&seq->draft, 0) >= (double)seq->draft.model_rate)
             continue;
         asked[count++] = seq;
@@ -258,5 +275,5 @@ double sched_ask_drafter(struct sched *sched, int streams, int32_t most) {
     int settled = 0;
     for (int i = 0; i < count; i++)
         if (settle_text(sched, asked[i], streams)) asked[settled++] = asked[i];
-    return guess_for(sched, asked, read_texts(sched, asked, settled), streams);
+    return guess_for(sched, asked, read_texts(sched, asked, settled, streams), streams);
 }

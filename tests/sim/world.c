@@ -425,17 +425,17 @@ static void open_draft(struct world *w) {
 
 static struct drafter_options draft_options(struct world *w) {
     if (!w->draft) return (struct drafter_options){0};
-    return (struct drafter_options){.kern = w->draft,
-                                    .model = w,
-                                    .model_step = draft_step,
-                                    .wanted_hidden = draft_hidden,
-                                    .width = w->options.draft_block ? 1 : 0,
-                                    .vocab = draft_vocab(w),
-                                    .texts = w->options.draft_texts,
-                                    .places = w->options.draft_places,
-                                    .read_after = w->options.draft_after ? w->options.draft_after
-                                                                         : DRAFTER_READ_AFTER,
-                                    .weight = 0.05};
+    return (struct drafter_options){
+        .kern = w->draft,
+        .model = w,
+        .model_step = draft_step,
+        .wanted_hidden = draft_hidden,
+        .width = w->options.draft_block ? 1 : 0,
+        .vocab = draft_vocab(w),
+        .texts = w->options.draft_texts,
+        .places = w->options.draft_places,
+        .read_after = w->options.draft_after ? w->options.draft_after : DRAFTER_READ_AFTER,
+        .weight = w->options.draft_weight > 0 ? w->options.draft_weight : 0.05};
 }
 
 static void close_draft(struct world *w) {

@@ -37,13 +37,14 @@ struct world_options {
     int sliding_window; /* The window of every second layer, from the first on; 0: none. */
     int states;         /* recurrent states beside the layers' entries */
     /* A draft model, which is the same model over a cache of its own. */
-    int draft_texts;  /* most texts at once; 0: there is no draft model */
-    int draft_places; /* tokens of a text; 0 = WORLD_POSITIONS */
-    int draft_after;  /* tokens of an answer before its text is read; 0 = DRAFTER_READ_AFTER */
-    int draft_wrong;  /* logits of a hundred that are others than the model's */
-    int draft_extra;  /* tokens that only the draft model has, and finds the likeliest */
-    int draft_fails;  /* steps, and cuts of its texts, of a hundred that fail */
-    bool draft_block; /* hidden states are read, as by a block of the model's files does */
+    int draft_texts;     /* most texts at once; 0: there is no draft model */
+    int draft_places;    /* tokens of a text; 0 = WORLD_POSITIONS */
+    int draft_after;     /* tokens of an answer before its text is read; 0 = DRAFTER_READ_AFTER */
+    double draft_weight; /* see drafter_options; 0 = 0.05 */
+    int draft_wrong;     /* logits of a hundred that are others than the model's */
+    int draft_extra;     /* tokens that only the draft model has, and finds the likeliest */
+    int draft_fails;     /* steps, and cuts of its texts, of a hundred that fail */
+    bool draft_block;    /* hidden states are read, as by a block of the model's files does */
 };
 
 /* Operations of the backend that can be made to fail. */

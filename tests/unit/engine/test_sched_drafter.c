@@ -205,6 +205,26 @@ Test(drafter, what_is_never_confirmed_is_hardly_asked) {
     engine_job_close(&job);
 }
 
+/* A model that is slow and often wrong costs an answer little more than it gains, for whatever
+ * reason it was expected to gain. A step of it counts draft_weight, a guess PACE_ROW_PART. */
+Test(drafter, what_it_costs_is_bounded) {
+    for (int wrong = 40; wrong <= 100; wrong += 20) {
+        struct world_options options = options_of(1);
+        options.draft_wrong = wrong;
+        options.draft_weight = 0.4;
+        struct engine_job job = job_of(2, PROMPT, 400, full()), known = know(&job);
+        struct engine_counters counters = run(&options, &job);
+        expect_same_answer(&known, &job);
+        const double lost = options.draft_weight * (double)counters.drafter_steps +
+                            PACE_ROW_PART * (double)counters.model_drafted_tokens -
+                            (double)counters.model_confirmed_tokens;
+        cr_assert_gt(counters.drafter_steps, 0);
+        cr_assert_lt(lost, 2 + 0.01 * 400, "%.1f of 400 steps", lost);
+        engine_job_close(&known);
+        engine_job_close(&job);
+    }
+}
+
 Test(drafter, rests_beside_other_clients_answers) {
     for (int others = 0; others < 2; others++) {
         struct world w;
