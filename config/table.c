@@ -120,12 +120,14 @@ const struct option config_options[] = {
      "returned unchanged."},
     {"tool-call-parser", CHOICE, AT(model.tool_call_parser), 0, 0, "auto",
      "auto|hermes|llama3|mistral|qwen3_coder|seed_oss|glm45|glm47|minimax_m2|"
-     "deepseek_v3|deepseek_v31|deepseek_v32|kimi_k2|granite|command|functionary|harmony|none", 0,
+     "minimax_m3|deepseek_v3|deepseek_v31|deepseek_v32|kimi_k2|granite|command|functionary|lfm2|"
+     "gemma4|harmony|none", 0,
      "Format of the model's tool calls, as in the API's page: JSON between tags (hermes: Qwen, "
      "Hermes; granite, command, deepseek_v3, kimi_k2, functionary), tags for each argument "
-     "(qwen3_coder, seed_oss, glm45, minimax_m2, deepseek_v32), channels (harmony: gpt-oss), a list "
-     "after [TOOL_CALLS] (mistral) or a bare JSON object (llama3: Llama 3.x). auto: detected from the "
-     "chat template. none: requests that allow tool calls are rejected."},
+     "(qwen3_coder, seed_oss, glm45, minimax_m2, deepseek_v32), literals (lfm2: Python's, gemma4: "
+     "its own), channels (harmony: gpt-oss), a list after [TOOL_CALLS] (mistral) or a bare JSON "
+     "object (llama3: Llama 3.x). auto: detected from the chat template. none: requests that allow "
+     "tool calls are rejected."},
     {"request-timeout", INT, AT(server.now.request_timeout), 0, 86400, "0", "SECONDS", RELOADABLE,
      "Maximum duration of a request, measured from its arrival; a request that takes longer "
      "ends with 408. A request may set a lower limit with the header X-Request-Timeout. 0: no "

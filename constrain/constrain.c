@@ -41,6 +41,7 @@ struct constrain {
 struct building {
     struct node_pool pool;
     struct json_nodes json;
+    struct json_nodes noted; /* parts with a notation use these; no pool: there was none yet */
     struct fault *fault;
     int rc;                            /* the first error; it stays */
     const struct constrain_part *last; /* the last part begun that has a field; NULL: none */
@@ -68,14 +69,24 @@ static uint32_t text_part(struct building *b, const struct constrain_part *part)
     return node;
 }
 
+/* Returns the expressions in the notation of a part. */
+static struct json_nodes *nodes_of(struct building *b, const struct constrain_part *part) {
+    if (part->notation == NULL) return &b->json;
+    if (b->noted.pool == NULL) json_nodes_open(&b->noted, &b->pool, true, part->notation);
+    CHECK(b->noted.notation == part->notation);
+    return &b->noted;
+}
+
 static uint32_t schema_part(struct building *b, const struct constrain_part *part) {
     uint32_t node = NODE_NONE;
     const struct schema_options options = {.only_objects = part->only_objects,
                                            .closed = part->closed,
-                                           .form = part->tags ? SCHEMA_TAGGED : SCHEMA_JSON,
+                                           .form = part->tags       ? SCHEMA_TAGGED
+                                                   : part->notation ? SCHEMA_ARGUMENTS
+                                                                    : SCHEMA_JSON,
                                            .tags = part->tags,
                                            .field = field_of(part)};
-    int rc = schema_compile(&b->json, part->schema, &options, &node, b->fault);
+    int rc = schema_compile(nodes_of(b, part), part->schema, &options, &node, b->fault);
     if (rc != 0 && b->pool.rc == 0) b->rc = rc;
     if (rc == 0 && node == NODE_NONE)
         return fail(b, ERR_INVALID, part, "no value satisfies the schema");
@@ -103,7 +114,7 @@ static uint32_t part_node(struct building *b, const struct constrain_part *part)
     case CONSTRAIN_SCHEMA:
         return schema_part(b, part);
     case CONSTRAIN_OBJECT:
-        return b->json.object;
+        return part->notation ? nodes_of(b, part)->arguments : b->json.object;
     case CONSTRAIN_WITHOUT:
         return without_part(b, part);
     case CONSTRAIN_SEQ:
@@ -141,7 +152,7 @@ static int finish(struct building *b, const struct constrain_part *part, int rc)
 
 static int build(struct building *b, const struct constrain_part *part, uint32_t *root) {
     uint32_t rule = 0;
-    json_nodes_open(&b->json, &b->pool, part->one_spacing);
+    json_nodes_open(&b->json, &b->pool, part->one_spacing, NULL);
     *root = part_node(b, part);
     int rc = b->rc != 0 ? b->rc : rules_prepare(&b->pool, *root, root, &rule);
     if (rc == ERR_UNSUPPORTED && b->rc == 0)
@@ -227,6 +238,7 @@ static int compile(struct constrain *c, const struct constrain_part *part,
         if (rc != 0) rc = refuse_pool(&b, part, rc);
     }
     json_nodes_close(&b.json);
+    json_nodes_close(&b.noted);
     node_pool_close(&b.pool);
     return rc;
 }

@@ -40,6 +40,18 @@ enum constrain_kind {
     CONSTRAIN_WITHOUT, /* any text that does not contain `text` */
 };
 
+/* The types of JSON, to be combined as a set of bits. */
+enum constrain_type {
+    CONSTRAIN_TYPE_NULL = 1,
+    CONSTRAIN_TYPE_BOOLEAN = 2,
+    CONSTRAIN_TYPE_NUMBER = 4,
+    CONSTRAIN_TYPE_STRING = 8,
+    CONSTRAIN_TYPE_ARRAY = 16,
+    CONSTRAIN_TYPE_OBJECT = 32,
+    CONSTRAIN_TYPES_ALL = 63
+};
+#define CONSTRAIN_TYPE_COUNT 6
+
 /* How the members of an object are written as tags, one for each, in this order:
  *   open NAME named gap value line VALUE line close after
  * `gap`, `line` and `after` are white space or "". VALUE never contains `close`. */
@@ -48,11 +60,30 @@ struct constrain_tags {
     const char *named; /* ">" */
     const char *gap;
     const char *value; /* "<arg_value>"; "": nothing stands between name and value */
-    const char *other; /* replaces `value` before a VALUE that is not a string, so that the tags say
-                          which it is; NULL: they do not say */
+    /* typed[i] replaces `value` before a VALUE of the type 1 << i (enum constrain_type), so that
+     * the tags say its type, or whether it is a string; all NULL: they do not say */
+    const char *typed[CONSTRAIN_TYPE_COUNT];
     const char *line;
     const char *close; /* "</parameter>" */
     const char *after;
+    const char *behind_close; /* then the tag's name and this text follow on `close`; NULL: not */
+    const char *item; /* values nest: the members of an object are tags, and so are the elements of
+                         an array, by this name; NULL: arrays and objects are JSON */
+    const char *raw[2]; /* "<![CDATA[" and "]]>", which may stand around a string that then may
+                           contain `close`; NULL: nothing may */
+};
+
+/* How values are written by models that do not write JSON. The outermost object is
+ *   brackets[0] NAME assign VALUE , NAME assign VALUE brackets[1]
+ * Arrays and inner objects have the brackets of JSON, and inner objects a ':'. */
+struct constrain_notation {
+    const char *brackets; /* "()" */
+    const char *assign;   /* one character */
+    const char *mark;     /* stands before and after a string, whose characters stand for themselves
+                             and never make up a mark; then names have no quotes in inner objects,
+                             either. NULL: strings and inner names are JSON's */
+    const char *space;    /* stands after ',' and ':' */
+    const char *words[3]; /* null, false, true */
 };
 
 /* A part and all that it points to are borrowed: they stay valid until constrain_open returns,
@@ -67,6 +98,9 @@ struct constrain_part {
     bool only_objects;                 /* SCHEMA: only instances that are objects */
     const struct constrain_tags *tags; /* SCHEMA: how the members of objects are written as tags
                                           (constrain/schema.h); NULL: as JSON */
+    const struct constrain_notation
+        *notation; /* SCHEMA, OBJECT: how an object is written that is the arguments of a call;
+                      NULL: as JSON. All parts of a language that have a notation have the same */
     bool closed; /* SCHEMA: an object that declares members has no others, unless the schema says so
                     (constrain/schema.h) */
     bool one_spacing; /* set in the outermost part: JSON has one space after ',' and ':' and no
@@ -74,17 +108,6 @@ struct constrain_part {
     const struct constrain_part *children;
     int count;
     int min, max;
-};
-
-/* The types of JSON, to be combined as a set of bits. */
-enum constrain_type {
-    CONSTRAIN_TYPE_NULL = 1,
-    CONSTRAIN_TYPE_BOOLEAN = 2,
-    CONSTRAIN_TYPE_NUMBER = 4,
-    CONSTRAIN_TYPE_STRING = 8,
-    CONSTRAIN_TYPE_ARRAY = 16,
-    CONSTRAIN_TYPE_OBJECT = 32,
-    CONSTRAIN_TYPES_ALL = 63
 };
 
 /* Returns the types that a schema, which is a part of `root`, allows by its own keywords and by

@@ -165,7 +165,17 @@ uint32_t json_quote(struct json_nodes *nodes, uint32_t content) {
     return node_live(pool, quote(nodes, content));
 }
 
+/* Builds strings between the notation's marks, which they do not contain. */
+static uint32_t marked_string(struct json_nodes *nodes, uint32_t content) {
+    struct node_pool *pool = nodes->pool;
+    uint32_t mark = text_node(pool, nodes->notation->mark), any = nodes->any_text;
+    uint32_t without = node_not(pool, node_seq3(pool, any, mark, any));
+    return node_seq3(pool, mark, node_live(pool, node_and2(pool, content, without)), mark);
+}
+
 uint32_t json_string(struct json_nodes *nodes, uint32_t content) {
+    if (nodes->notation != NULL && nodes->notation->mark != NULL)
+        return marked_string(nodes, content);
     uint32_t quotes = text_node(nodes->pool, "\"");
     return node_seq3(nodes->pool, quotes, json_quote(nodes, content), quotes);
 }
@@ -191,8 +201,22 @@ void json_add_quoted(struct buf *out, const char *string) {
     mem_free(text);
 }
 
+static uint32_t marked_text(struct json_nodes *nodes, const char *string) {
+    size_t size = strlen(string);
+    char *text = mem_try_alloc(size + 1, 1);
+    if (text == NULL) {
+        nodes->pool->rc = ERR_NOMEM;
+        return NODE_NONE;
+    }
+    json_text(string, text, &size);
+    uint32_t node = marked_string(nodes, node_text(nodes->pool, text, size));
+    mem_free(text);
+    return node;
+}
+
 static uint32_t string_node(struct json_nodes *nodes, const char *string) {
     struct buf text;
+    if (nodes->notation != NULL && nodes->notation->mark != NULL) return marked_text(nodes, string);
     buf_open(&text, 8 * strlen(string) + 16);
     json_add_quoted(&text, string);
     if (text.failed) nodes->pool->rc = ERR_NOMEM;
@@ -201,8 +225,52 @@ static uint32_t string_node(struct json_nodes *nodes, const char *string) {
     return node;
 }
 
-uint32_t json_name(struct json_nodes *nodes, const char *name) {
-    return string_node(nodes, name);
+/* ---- Names ---- */
+
+static bool has_plain_names(const struct json_nodes *nodes, bool outermost) {
+    return nodes->notation != NULL && (outermost || nodes->notation->mark != NULL);
+}
+
+/* Returns whether a name may stand without quotes (server/oai/tool_literal.c). */
+static bool is_plain_name(const char *name) {
+    size_t size = strlen(name);
+    for (size_t i = 0; i < size; i++)
+        if ((unsigned char)name[i] <= 0x20 || strchr("=:,(){}[]<>\"'\\\x7F\xC0", name[i]))
+            return false; /* 0xC0 begins U+0000 (base/json.h) */
+    return size > 0;
+}
+
+/* Builds the plain names that any language of programs has. */
+static uint32_t plain_names(struct node_pool *pool) {
+    struct byte_set first = {0}, rest;
+    byte_set_range(&first, 'A', 'Z');
+    byte_set_range(&first, 'a', 'z');
+    byte_set_add(&first, '_');
+    rest = first;
+    byte_set_range(&rest, '0', '9');
+    byte_set_add(&rest, '-');
+    byte_set_add(&rest, '.');
+    return node_seq(pool, node_bytes(pool, &first),
+                    node_repeat(pool, node_bytes(pool, &rest), 0, NODE_ENDLESS));
+}
+
+uint32_t json_name(struct json_nodes *nodes, const char *name, bool outermost) {
+    struct node_pool *pool = nodes->pool;
+    if (!has_plain_names(nodes, outermost)) return string_node(nodes, name);
+    if (is_plain_name(name)) return text_node(pool, name);
+    return nodes->notation->mark != NULL ? string_node(nodes, name) : NODE_NONE;
+}
+
+uint32_t json_names(struct json_nodes *nodes, uint32_t content, bool outermost) {
+    if (!has_plain_names(nodes, outermost))
+        return content == nodes->any_text ? nodes->string : json_string(nodes, content);
+    return node_live(nodes->pool, node_and2(nodes->pool, content, plain_names(nodes->pool)));
+}
+
+/* Returns null, false or true as they are written. */
+static const char *word_of(const struct json_nodes *nodes, int index) {
+    static const char *const words[] = {"null", "false", "true"};
+    return nodes->notation != NULL ? nodes->notation->words[index] : words[index];
 }
 
 /* Builds all members of an object, or all elements of an array. */
@@ -211,7 +279,8 @@ static uint32_t literal_children(struct json_nodes *nodes, const cJSON *value) {
     uint32_t list = NODE_EMPTY;
     cJSON_ArrayForEach(child, value) {
         uint32_t node = json_literal(nodes, child);
-        if (cJSON_IsObject(value)) node = json_member(nodes, json_name(nodes, child->string), node);
+        if (cJSON_IsObject(value))
+            node = json_member(nodes, json_name(nodes, child->string, false), node);
         if (list != NODE_EMPTY) node = node_seq(nodes->pool, nodes->comma, node);
         list = node_seq(nodes->pool, list, node);
     }
@@ -223,6 +292,10 @@ uint32_t json_literal(struct json_nodes *nodes, const cJSON *value) {
     if (cJSON_IsString(value)) return string_node(nodes, value->valuestring);
     if (cJSON_IsObject(value)) return json_braces(nodes, literal_children(nodes, value), false);
     if (cJSON_IsArray(value)) return json_brackets(nodes, literal_children(nodes, value), false);
+    if (cJSON_IsBool(value) || cJSON_IsNull(value))
+        return text_node(nodes->pool, word_of(nodes, cJSON_IsNull(value)   ? 0
+                                                     : cJSON_IsTrue(value) ? 2
+                                                                           : 1));
     struct buf text;
     buf_open(&text, 1 << 20);
     json_write_node(&text, value);
@@ -253,6 +326,15 @@ uint32_t json_brackets(struct json_nodes *nodes, uint32_t elements, bool may_be_
 
 uint32_t json_member(struct json_nodes *nodes, uint32_t name, uint32_t value) {
     return node_seq3(nodes->pool, name, nodes->colon, value);
+}
+
+uint32_t json_arguments(struct json_nodes *nodes, uint32_t members, bool may_be_empty) {
+    const char *brackets = nodes->notation->brackets;
+    return enclose(nodes, (char[]){brackets[0], '\0'}, members, may_be_empty, brackets + 1);
+}
+
+uint32_t json_argument(struct json_nodes *nodes, uint32_t name, uint32_t value) {
+    return node_seq3(nodes->pool, name, text_node(nodes->pool, nodes->notation->assign), value);
 }
 
 /* Builds a list: one or more elements, separated by commas. */
@@ -288,12 +370,17 @@ static void make_values(struct json_nodes *nodes) {
     uint32_t rule = node_rule_open(pool);
     nodes->value = node_rule(pool, rule);
     nodes->array = json_brackets(nodes, any_list(nodes, nodes->value), true);
+    uint32_t names = json_names(nodes, nodes->any_text, false);
     nodes->object =
-        json_braces(nodes, any_list(nodes, json_member(nodes, nodes->string, nodes->value)), true);
+        json_braces(nodes, any_list(nodes, json_member(nodes, names, nodes->value)), true);
     const uint32_t list[] = {nodes->string, nodes->number, nodes->boolean,
                              nodes->null,   nodes->array,  nodes->object};
     uint32_t body = node_alt(pool, list, sizeof list / sizeof *list);
     if (pool->rc == 0) pool->rules[rule] = body;
+    if (nodes->notation == NULL) return;
+    names = json_names(nodes, nodes->any_text, true);
+    nodes->arguments =
+        json_arguments(nodes, any_list(nodes, json_argument(nodes, names, nodes->value)), true);
 }
 
 static uint32_t make_space(struct node_pool *pool) {
@@ -309,19 +396,27 @@ void json_nodes_close(struct json_nodes *nodes) {
     *nodes = (struct json_nodes){0};
 }
 
-void json_nodes_open(struct json_nodes *nodes, struct node_pool *pool, bool one_spacing) {
-    *nodes = (struct json_nodes){.pool = pool};
+void json_nodes_open(struct json_nodes *nodes, struct node_pool *pool, bool one_spacing,
+                     const struct constrain_notation *notation) {
+    *nodes = (struct json_nodes){.pool = pool, .notation = notation};
     uint32_t quotes = text_node(pool, "\"");
-    nodes->space = one_spacing ? NODE_EMPTY : make_space(pool);
-    uint32_t behind = one_spacing ? text_node(pool, " ") : nodes->space;
+    nodes->space = one_spacing || notation != NULL ? NODE_EMPTY : make_space(pool);
+    uint32_t behind = notation != NULL ? text_node(pool, notation->space)
+                      : one_spacing    ? text_node(pool, " ")
+                                       : nodes->space;
     nodes->comma = node_seq(pool, text_node(pool, ","), behind);
     nodes->colon = node_seq(pool, text_node(pool, ":"), behind);
     nodes->character = make_character(pool);
     pool->universe[0] = nodes->any_text = node_any_text(pool);
+    /* a notation reads some of JSON's escapes in another way, so its strings have only those that
+     * json_quote writes */
     nodes->string =
-        node_seq3(pool, quotes, node_repeat(pool, nodes->character, 0, NODE_ENDLESS), quotes);
-    nodes->boolean = node_alt2(pool, text_node(pool, "true"), text_node(pool, "false"));
-    nodes->null = text_node(pool, "null");
+        notation != NULL
+            ? json_string(nodes, nodes->any_text)
+            : node_seq3(pool, quotes, node_repeat(pool, nodes->character, 0, NODE_ENDLESS), quotes);
+    nodes->boolean =
+        node_alt2(pool, text_node(pool, word_of(nodes, 2)), text_node(pool, word_of(nodes, 1)));
+    nodes->null = text_node(pool, word_of(nodes, 0));
     nodes->integer = make_integer(nodes);
     nodes->number = make_number(nodes);
     make_values(nodes);

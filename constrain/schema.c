@@ -322,10 +322,15 @@ static uint32_t typed_node(struct schema *s, const struct conjunction *c, unsign
     if (types & SCHEMA_STRING)
         node_list_add(pool, form == SCHEMA_JSON ? schema_string(s, c)
                                                 : schema_tag_text(s, schema_content(s, c)));
-    s->form = SCHEMA_JSON; /* the elements and members of a value are JSON in any case */
+    const unsigned outer = s->types;
+    if (schema_nests(s))
+        s->types = CONSTRAIN_TYPES_ALL;
+    else
+        s->form = SCHEMA_JSON; /* the elements and members of a value are JSON in any case */
     if (types & SCHEMA_ARRAY) node_list_add(pool, schema_array(s, c));
-    if (types & SCHEMA_OBJECT) node_list_add(pool, schema_object(s, c, form == SCHEMA_TAGGED));
+    if (types & SCHEMA_OBJECT) node_list_add(pool, schema_object(s, c, form));
     s->form = form;
+    s->types = outer;
     return node_list_alt(pool, list);
 }
 
@@ -419,9 +424,9 @@ static void add_plain(struct schema *s, struct buf *out, const char *string) {
 }
 
 static void add_given(struct schema *s, struct given *g, const cJSON *value) {
-    if (s->form == SCHEMA_TAGGED) {
+    if (s->form == SCHEMA_TAGGED || s->form == SCHEMA_ARGUMENTS) {
         schema_refuse(s, ERR_UNSUPPORTED, g->at, "enum",
-                      "enum and const of all arguments are not supported where calls are tags");
+                      "enum and const of all arguments are not supported where they are not JSON");
         return;
     }
     unsigned type = type_of_value(value);
@@ -442,6 +447,10 @@ static void add_given(struct schema *s, struct given *g, const cJSON *value) {
         const char *string = schema_text(s, value->valuestring, &size);
         uint32_t node = string != NULL ? node_text(s->pool, string, size) : NODE_NONE;
         node_list_add(s->pool, schema_tag_text(s, node));
+        return;
+    }
+    if (s->nodes->notation != NULL && s->form != SCHEMA_PLAIN) {
+        node_list_add(s->pool, json_literal(s->nodes, value));
         return;
     }
     struct buf text;

@@ -59,6 +59,14 @@ static struct conjunction rest_element(struct schema *s, const struct conjunctio
     return next_element(s, c, rules);
 }
 
+/* Returns an element that satisfies the conjunction. */
+static uint32_t element_node(struct schema *s, struct conjunction all) {
+    const unsigned types = s->types;
+    uint32_t node = schema_node(s, all);
+    s->types = types;
+    return schema_nests(s) ? schema_tag(s, s->tags->item, s->tags->value, node) : node;
+}
+
 /* Returns the only schema of the conjunction with `contains`; NULL: there is none, or it was
  * refused. */
 static const cJSON *find_contains(struct schema *s, const struct conjunction *c) {
@@ -88,7 +96,7 @@ static const cJSON *find_unique(const struct conjunction *c, uint32_t max) {
 static uint32_t list_node(struct schema *s, const uint32_t *prefix, uint32_t size, uint32_t rest,
                           uint32_t min, uint32_t max) {
     struct node_pool *pool = s->pool;
-    uint32_t comma = s->nodes->comma, tail = NODE_EMPTY;
+    uint32_t comma = schema_nests(s) ? NODE_EMPTY : s->nodes->comma, tail = NODE_EMPTY;
     if (max == 0) return NODE_EMPTY;
     uint32_t first = size > 0 ? prefix[0] : rest, used = size > 0 ? size : 1;
     uint32_t more = max == NODE_ENDLESS ? NODE_ENDLESS : max - used;
@@ -102,6 +110,7 @@ static uint32_t list_node(struct schema *s, const uint32_t *prefix, uint32_t siz
 }
 
 static uint32_t bracketed(struct schema *s, uint32_t inner, bool may_be_empty) {
+    if (schema_nests(s)) return inner != NODE_EMPTY ? inner : NODE_NONE;
     if (inner != NODE_NONE) return json_brackets(s->nodes, inner, may_be_empty);
     return may_be_empty ? json_brackets(s->nodes, NODE_EMPTY, false) : NODE_NONE;
 }
@@ -135,14 +144,14 @@ uint32_t schema_array(struct schema *s, const struct conjunction *c) {
     if (prefix == NULL || elements == NULL) return NODE_NONE;
     while (size < count && size < max) {
         elements[size] = next_element(s, c, rules);
-        prefix[size] = schema_node(s, elements[size]);
+        prefix[size] = element_node(s, elements[size]);
         if (s->rc != 0 || prefix[size] == NODE_NONE) break;
         size++;
     }
     if (size < count && size < max) max = size; /* no element may stand after the prefix */
     if (size < max) {
         elements[count] = rest_element(s, c, rules);
-        rest = schema_node(s, elements[count]);
+        rest = element_node(s, elements[count]);
     }
     if (s->rc != 0 || s->pool->rc != 0) return NODE_NONE;
     if (rest == NODE_NONE && max > size) max = size;
@@ -153,9 +162,13 @@ uint32_t schema_array(struct schema *s, const struct conjunction *c) {
                                 .min = min,
                                 .max = max};
     uint32_t node;
-    if ((contains != NULL || (unique != NULL && max > 1)) &&
+    if (schema_nests(s) && contains != NULL)
+        return schema_refuse(s, ERR_UNSUPPORTED, contains, "contains",
+                             "'contains' is not supported where arrays are tags");
+    if (!schema_nests(s) && (contains != NULL || (unique != NULL && max > 1)) &&
         list_of(s, &list, contains, unique, &node))
         return node;
     uint32_t inner = list_node(s, prefix, size, rest, min, max);
+    if (schema_nests(s)) return bracketed(s, inner, false);
     return json_brackets(s->nodes, inner, min == 0 && max > 0);
 }

@@ -156,15 +156,19 @@ uint32_t schema_contains(struct schema *s, const struct element_list *list, bool
  * expression cannot compare them, because their values are not given by enum, const or the types
  * boolean and null, or are too many. */
 bool schema_unique(struct schema *s, const struct element_list *list, uint32_t *node);
-uint32_t schema_object(struct schema *s, const struct conjunction *c, bool tagged);
+uint32_t schema_object(struct schema *s, const struct conjunction *c, enum schema_form form);
 
 /* Returns those strings of `content`, an expression over characters, that may stand unquoted in the
  * form s->form. */
 uint32_t schema_tag_text(struct schema *s, uint32_t content);
-/* Returns a member as a tag. `mark`: tags->value or tags->other. */
+/* Returns a member as a tag. `mark`: tags->value or one of tags->typed. */
 uint32_t schema_tag(struct schema *s, const char *name, const char *mark, uint32_t value);
-/* A schema of all strings, and one of everything else. */
-extern const cJSON schema_of_strings, schema_of_others;
+/* Returns whether arrays and objects are tags in the form s->form. */
+static inline bool schema_nests(const struct schema *s) {
+    return s->form == SCHEMA_TEXT && s->tags->item != NULL;
+}
+/* [i] the schema of the type 1 << i (enum constrain_type) */
+extern const cJSON schema_of_type[CONSTRAIN_TYPE_COUNT];
 
 /* Reads a count such as minItems from all conjuncts. *value becomes the largest or the smallest of
  * these counts and of itself. */

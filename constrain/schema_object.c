@@ -42,10 +42,16 @@ struct object {
     uint32_t own;     /* all names that the schema gives */
     uint32_t others;  /* a member whose name the schema does not give; NODE_NONE: not allowed */
     uint32_t min, max;
-    bool closed;    /* only declared members are allowed (struct schema_options) */
-    bool tagged;    /* members are tags (constrain/schema.h) */
-    uint32_t comma; /* stands between members */
+    bool closed;           /* only declared members are allowed (struct schema_options) */
+    enum schema_form form; /* TAGGED, TEXT: tags in tags; ARGUMENTS; others: JSON, or the notation's
+                              inner objects */
+    uint32_t comma;        /* stands between members */
 };
+
+/* Returns whether members are tags (constrain/schema.h). */
+static bool is_tagged(const struct object *o) {
+    return o->form == SCHEMA_TAGGED || (o->form == SCHEMA_TEXT && o->s->tags->item != NULL);
+}
 
 /* ---- Reading ---- */
 
@@ -225,22 +231,61 @@ static unsigned patterns_of(struct object *o, const char *text, size_t size) {
     return matched;
 }
 
-/* Builds a member as a tag. If the tags say whether the value is a string, it has two forms. */
+/* Builds the values of the types before which the tags have the same mark as before `type`, the
+ * first of them. */
+static uint32_t typed_values(struct object *o, const char *name, unsigned matched, int type) {
+    struct schema *s = o->s;
+    const char *const *typed = s->tags->typed;
+    uint32_t list = node_list_open(s->pool);
+    for (int i = type; i < CONSTRAIN_TYPE_COUNT; i++) {
+        if (strcmp(typed[i], typed[type]) != 0) continue;
+        const bool string = 1u << i == CONSTRAIN_TYPE_STRING;
+        s->form = string ? SCHEMA_TEXT : SCHEMA_JSON;
+        s->types = CONSTRAIN_TYPE_STRING;
+        node_list_add(s->pool, value_node(o, name, matched, &schema_of_type[i]));
+    }
+    return node_list_alt(s->pool, list);
+}
+
+/* Builds a member as a tag. If the tags say the type of the value, it has a form for each. */
 static uint32_t tag_node(struct object *o, const char *name, unsigned matched) {
     struct schema *s = o->s;
     const struct constrain_tags *tags = s->tags;
     s->form = SCHEMA_TEXT;
-    if (tags->other == NULL) {
+    if (tags->item != NULL && o->form == SCHEMA_TEXT && strcmp(name, tags->item) == 0)
+        return schema_refuse(s, ERR_UNSUPPORTED, NULL, NULL,
+                             "the name '%s' in an object means an element of an array", name);
+    if (tags->typed[0] == NULL) {
         s->types =
-            constrain_types(s->root, schema_member(s, json_get(s->root, "properties"), name));
+            o->form == SCHEMA_TEXT
+                ? CONSTRAIN_TYPES_ALL
+                : constrain_types(s->root, schema_member(s, json_get(s->root, "properties"), name));
         return schema_tag(s, name, tags->value, value_node(o, name, matched, NULL));
     }
-    s->types = CONSTRAIN_TYPE_STRING;
-    uint32_t text = value_node(o, name, matched, &schema_of_strings);
-    s->form = SCHEMA_JSON;
-    uint32_t other = value_node(o, name, matched, &schema_of_others);
-    return node_alt2(s->pool, schema_tag(s, name, tags->value, text),
-                     schema_tag(s, name, tags->other, other));
+    uint32_t list = node_list_open(s->pool);
+    for (int i = 0; i < CONSTRAIN_TYPE_COUNT; i++) {
+        bool seen = false;
+        for (int k = 0; k < i; k++) seen = seen || strcmp(tags->typed[k], tags->typed[i]) == 0;
+        if (seen) continue;
+        uint32_t values = typed_values(o, name, matched, i);
+        node_list_add(s->pool, schema_tag(s, name, tags->typed[i], values));
+    }
+    return node_list_alt(s->pool, list);
+}
+
+/* Builds a member between a name and its value. */
+static uint32_t join(struct object *o, uint32_t name, uint32_t value) {
+    return o->form == SCHEMA_ARGUMENTS ? json_argument(o->s->nodes, name, value)
+                                       : json_member(o->s->nodes, name, value);
+}
+
+static uint32_t member_node(struct object *o, const char *name, unsigned matched) {
+    struct schema *s = o->s;
+    uint32_t written = json_name(s->nodes, name, o->form == SCHEMA_ARGUMENTS);
+    if (written == NODE_NONE && s->pool->rc == 0)
+        return schema_refuse(s, ERR_UNSUPPORTED, NULL, NULL,
+                             "the name '%.64s' cannot be written in the model's notation", name);
+    return join(o, written, value_node(o, name, matched, NULL));
 }
 
 static void build_names(struct object *o) {
@@ -253,10 +298,9 @@ static void build_names(struct object *o) {
         bool allowed =
             o->allowed == s->nodes->any_text || node_matches(s->pool, o->allowed, text, size);
         unsigned matched = patterns_of(o, text, size);
-        named->node = !allowed    ? NODE_NONE
-                      : o->tagged ? tag_node(o, named->name, matched)
-                                  : json_member(s->nodes, json_name(s->nodes, named->name),
-                                                value_node(o, named->name, matched, NULL));
+        named->node = !allowed       ? NODE_NONE
+                      : is_tagged(o) ? tag_node(o, named->name, matched)
+                                     : member_node(o, named->name, matched);
     }
 }
 
@@ -270,9 +314,10 @@ static uint32_t key_node(struct object *o, unsigned matched) {
         uint32_t pattern = o->patterns[k].content;
         content = node_and2(pool, content, matched >> k & 1 ? pattern : node_not(pool, pattern));
     }
-    if (content == s->nodes->any_text) return s->nodes->string;
+    const bool outermost = o->form == SCHEMA_ARGUMENTS;
+    if (content == s->nodes->any_text) return json_names(s->nodes, content, outermost);
     content = node_live(pool, content);
-    return content == NODE_NONE ? NODE_NONE : json_string(s->nodes, content);
+    return content == NODE_NONE ? NODE_NONE : json_names(s->nodes, content, outermost);
 }
 
 static void collect_own(struct object *o) {
@@ -285,14 +330,14 @@ static void collect_own(struct object *o) {
 
 static void build_others(struct object *o) {
     struct schema *s = o->s;
-    if (o->tagged) return;
+    if (is_tagged(o)) return;
     collect_own(o);
     uint32_t list = node_list_open(s->pool);
     for (unsigned matched = o->closed ? 1 : 0; matched < 1u << o->pattern_count && s->rc == 0;
          matched++) {
         uint32_t value = value_node(o, NULL, matched, NULL);
         if (value == NODE_NONE) continue;
-        node_list_add(s->pool, json_member(s->nodes, key_node(o, matched), value));
+        node_list_add(s->pool, join(o, key_node(o, matched), value));
     }
     o->others = node_list_alt(s->pool, list);
 }
@@ -378,9 +423,9 @@ static void check_min(struct object *o) {
         "'required' has as many");
 }
 
-uint32_t schema_object(struct schema *s, const struct conjunction *c, bool tagged) {
-    struct object o = {.s = s, .c = c, .max = NODE_ENDLESS, .tagged = tagged};
-    o.comma = tagged ? NODE_EMPTY : s->nodes->comma;
+uint32_t schema_object(struct schema *s, const struct conjunction *c, enum schema_form form) {
+    struct object o = {.s = s, .c = c, .max = NODE_ENDLESS, .form = form};
+    o.comma = is_tagged(&o) ? NODE_EMPTY : s->nodes->comma;
     collect_names(&o);
     collect_patterns(&o);
     collect_allowed(&o);
@@ -394,7 +439,12 @@ uint32_t schema_object(struct schema *s, const struct conjunction *c, bool tagge
     if (s->rc != 0 || s->pool->rc != 0) return NODE_NONE;
     bool may_be_empty = is_optional(&o);
     uint32_t members = o.max == 0 ? NODE_NONE : members_node(&o);
-    if (tagged) return may_be_empty ? node_option(s->pool, members) : members;
-    if (members == NODE_NONE && may_be_empty) return json_braces(s->nodes, NODE_EMPTY, false);
-    return json_braces(s->nodes, members, may_be_empty);
+    if (is_tagged(&o) && form == SCHEMA_TEXT) return members;
+    if (form == SCHEMA_TAGGED) return may_be_empty ? node_option(s->pool, members) : members;
+    if (members == NODE_NONE && may_be_empty) {
+        members = NODE_EMPTY;
+        may_be_empty = false;
+    }
+    return form == SCHEMA_ARGUMENTS ? json_arguments(s->nodes, members, may_be_empty)
+                                    : json_braces(s->nodes, members, may_be_empty);
 }

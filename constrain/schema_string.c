@@ -151,7 +151,7 @@ uint32_t schema_string(struct schema *s, const struct conjunction *c) {
     schema_count(s, c, "maxLength", true, &max);
     (void)content_of(s, c, &any);
     if (s->rc != 0 || min > max) return NODE_NONE;
-    if (!any) {
+    if (!any || s->nodes->notation != NULL) {
         uint32_t content = schema_content(s, c);
         return content == NODE_NONE ? NODE_NONE : json_string(s->nodes, content);
     }

@@ -117,13 +117,29 @@ static void write_values(struct buf *out, unsigned types) {
         if (types & values[i].type) buf_fmt(out, "|" BLANKS "%s", values[i].pattern);
 }
 
+static uint32_t node_of(struct schema *s, const char *text) {
+    return node_text(s->pool, text, strlen(text));
+}
+
+/* Builds strings between the marks around raw text. */
+static uint32_t raw_text(struct schema *s, uint32_t content) {
+    uint32_t end = node_of(s, s->tags->raw[1]), any = s->nodes->any_text;
+    uint32_t without = node_not(s->pool, node_seq3(s->pool, any, end, any));
+    uint32_t inner = node_live(s->pool, node_and2(s->pool, content, without));
+    return node_seq3(s->pool, node_of(s, s->tags->raw[0]), inner, end);
+}
+
 /* Builds the strings that are read back as strings after a tag whose value has one of these types.
  */
 static uint32_t texts_of(struct schema *s, unsigned types) {
     struct fault fault = {0};
     uint32_t any = s->nodes->any_text, value = NODE_NONE;
     uint32_t close = node_text(s->pool, s->tags->close, strlen(s->tags->close));
+    /* where values nest, a tag may not begin in a string, either */
+    if (s->tags->item != NULL) close = node_of(s, s->tags->open);
     uint32_t closed = node_seq3(s->pool, any, close, any);
+    if (s->tags->raw[0] != NULL)
+        closed = node_alt2(s->pool, closed, node_seq(s->pool, node_of(s, s->tags->raw[0]), any));
     struct buf values;
     int rc = 0;
     buf_open(&values, 4096);
@@ -140,11 +156,8 @@ static uint32_t texts_of(struct schema *s, unsigned types) {
 uint32_t schema_tag_text(struct schema *s, uint32_t content) {
     uint32_t *texts = &s->texts[s->types & CONSTRAIN_TYPES_ALL];
     if (*texts == NODE_NONE) *texts = texts_of(s, s->types);
-    return node_live(s->pool, node_and2(s->pool, content, *texts));
-}
-
-static uint32_t node_of(struct schema *s, const char *text) {
-    return node_text(s->pool, text, strlen(text));
+    uint32_t plain = node_live(s->pool, node_and2(s->pool, content, *texts));
+    return s->tags->raw[0] != NULL ? node_alt2(s->pool, plain, raw_text(s, content)) : plain;
 }
 
 uint32_t schema_tag(struct schema *s, const char *name, const char *mark, uint32_t value) {
@@ -156,8 +169,10 @@ uint32_t schema_tag(struct schema *s, const char *name, const char *mark, uint32
     if (memmem(text, size, tags->named, strlen(tags->named)) != NULL)
         return schema_refuse(s, ERR_UNSUPPORTED, NULL, NULL,
                              "a name with '%s' cannot be written as a tag", tags->named);
-    uint32_t end =
-        node_seq3(pool, node_of(s, tags->line), node_of(s, tags->close), node_of(s, tags->after));
+    uint32_t close = node_of(s, tags->close);
+    if (tags->behind_close != NULL)
+        close = node_seq3(pool, close, node_text(pool, text, size), node_of(s, tags->behind_close));
+    uint32_t end = node_seq3(pool, node_of(s, tags->line), close, node_of(s, tags->after));
     uint32_t begin =
         node_seq3(pool, node_of(s, tags->gap), node_of(s, mark), node_of(s, tags->line));
     uint32_t named = node_seq3(pool, node_of(s, tags->open), node_text(pool, text, size),
@@ -165,30 +180,19 @@ uint32_t schema_tag(struct schema *s, const char *name, const char *mark, uint32
     return node_seq3(pool, named, begin, node_seq(pool, value, end));
 }
 
-static cJSON string_name = {
-    .type = cJSON_String, .valuestring = (char[]){"string"}, .string = (char[]){"type"}};
-const cJSON schema_of_strings = {.type = cJSON_Object, .child = &string_name};
-
-/* The list of types that are not strings. In cJSON, `prev` of a list's first element is the last
- * one. */
-static cJSON other_names[] = {
-    {.type = cJSON_String,
-     .valuestring = (char[]){"null"},
-     .next = &other_names[1],
-     .prev = &other_names[4]},
-    {.type = cJSON_String,
-     .valuestring = (char[]){"boolean"},
-     .next = &other_names[2],
-     .prev = &other_names[0]},
-    {.type = cJSON_String,
-     .valuestring = (char[]){"number"},
-     .next = &other_names[3],
-     .prev = &other_names[1]},
-    {.type = cJSON_String,
-     .valuestring = (char[]){"array"},
-     .next = &other_names[4],
-     .prev = &other_names[2]},
-    {.type = cJSON_String, .valuestring = (char[]){"object"}, .prev = &other_names[3]},
+#define TYPE(text)                                                                                 \
+    {                                                                                              \
+        .type = cJSON_String, .valuestring = (char[]){text}, .string = (char[]) {                  \
+            "type"                                                                                 \
+        }                                                                                          \
+    }
+static cJSON type_names[CONSTRAIN_TYPE_COUNT] = {TYPE("null"),   TYPE("boolean"), TYPE("number"),
+                                                 TYPE("string"), TYPE("array"),   TYPE("object")};
+const cJSON schema_of_type[CONSTRAIN_TYPE_COUNT] = {
+    {.type = cJSON_Object, .child = &type_names[0]},
+    {.type = cJSON_Object, .child = &type_names[1]},
+    {.type = cJSON_Object, .child = &type_names[2]},
+    {.type = cJSON_Object, .child = &type_names[3]},
+    {.type = cJSON_Object, .child = &type_names[4]},
+    {.type = cJSON_Object, .child = &type_names[5]},
 };
-static cJSON other_list = {.type = cJSON_Array, .child = other_names, .string = (char[]){"type"}};
-const cJSON schema_of_others = {.type = cJSON_Object, .child = &other_list};

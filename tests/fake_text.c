@@ -28,6 +28,8 @@ const char *fake_tool_template(void) {
         {"deepseek_v31", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>"},
         {"kimi_k2", "<|tool_calls_section_begin|><|tool_call_argument_begin|>"},
         {"granite", "<|tool_call|><|start_of_role|>"},
+        {"lfm2", "<|tool_list_start|>"},
+        {"gemma4", "<|tool_call>call:f{}<tool_call|>"},
         {"deepseek_v32", "<｜DSML｜function_calls><｜DSML｜parameter"},
         {"harmony", "<|channel|>commentary to=functions."}};
     static char text[256];

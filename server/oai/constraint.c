@@ -216,8 +216,10 @@ static void without_end(const struct tool_form *form, struct constrain_part *par
     struct tool_mark marks[TOOL_MARKS_MAX];
     int count = tool_form_closes(form, marks);
     CHECK(count > 0); /* tool_derive.c requires it */
-    *part = (struct constrain_part){
-        .kind = CONSTRAIN_WITHOUT, .text = marks[0].text, .size = marks[0].size};
+    const struct tool_mark end = tool_mark_is_strong(&marks[0])
+                                     ? marks[0]
+                                     : (struct tool_mark){form->after, strcspn(form->after, "\n")};
+    *part = (struct constrain_part){.kind = CONSTRAIN_WITHOUT, .text = end.text, .size = end.size};
 }
 
 /* Builds arguments by the tool's schema, which declares all of them: a tool without a schema, or
@@ -226,22 +228,25 @@ static int arguments_part(struct oai_reader *r, const cJSON *function, int index
                           struct constrain_part *part) {
     const cJSON *schema = json_get(function, "parameters");
     const struct constrain_tags *tags = r->out->tools.form->tags;
+    const struct constrain_notation *notation = r->out->tools.form->notation;
     char path[OAI_PATH];
     oai_path(path, "tools[%d].function.parameters", index);
     if (free) {
         *part = text_part("");
         part->kind = CONSTRAIN_OBJECT;
+        part->notation = notation;
         if (tags) without_end(r->out->tools.form, part);
         return 0;
     }
     if (says_nothing(schema)) {
-        *part = text_part(tags ? "" : "{}");
+        *part = text_part(tags ? "" : notation ? notation->brackets : "{}");
         return 0;
     }
     *part = (struct constrain_part){.kind = CONSTRAIN_SCHEMA,
                                     .schema = schema,
                                     .only_objects = true,
                                     .tags = tags,
+                                    .notation = notation,
                                     .closed = true};
     part->field = new_path(r, path);
     return part->field ? 0 : -1;

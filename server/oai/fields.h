@@ -103,6 +103,10 @@ int oai_get_ids(const struct oai_reader *r, const cJSON *node, const char *field
 
 /* Rewrites the context that was built for the generic form of tools (oai_tool_style). */
 int oai_write_tools(struct oai_reader *r);
+/* Writes calls into the texts of the assistant's messages, in the model's form. */
+int oai_write_calls(struct oai_reader *r);
+/* Returns whether calls of this form can be written so. */
+bool oai_can_write_calls(const struct tool_form *form);
 /* Refuses a model that is not served, by the name in `field`. */
 int oai_read_model(struct oai_reader *r, const char *field);
 /* Read prompts: `messages`, or `prompt`, which is a string, a list of ids and strings, or a list of

@@ -80,6 +80,8 @@ struct oai_tool_style {
     bool generic; /* the template does not show tools in a form that is read, so a message describes
                      them (tool_prompt.c) */
     bool has_system;          /* the template shows messages of the system */
+    bool hides_calls;         /* the template shows no calls, so they are written into the text of
+                                 the assistant's messages (tool_prompt.c) */
     struct tool_derived *own; /* owns the form if it was found by rendering; else NULL */
 };
 /* Finds the style of a model, and makes special tokens among its marks part of answers. `parser`:

@@ -125,7 +125,9 @@ int oai_read_messages(struct oai_reader *r) {
     r->out->prompt_count = 1;
     if (!json_get(r->body, "messages")) return oai_missing_here(r, "messages");
     int rc = oai_build_context(r->body, &r->out->context, r->error);
-    return rc || !r->rules->tools.generic ? rc : oai_write_tools(r);
+    if (rc) return rc;
+    if (r->rules->tools.generic) return oai_write_tools(r);
+    return r->rules->tools.hides_calls ? oai_write_calls(r) : 0;
 }
 
 /* Returns the text of a prompt: a string, or llama.cpp's object of a text and of images, if it has

@@ -71,7 +71,7 @@ static bool begins_tool(const struct tool_set *tools, const struct cursor *c,
 /* The beginning of a call, as far as it was read. */
 struct head {
     struct span name;
-    enum { NO_ARGUMENTS, OBJECT, STRING, EMPTY, TAGS } form;
+    enum { NO_ARGUMENTS, OBJECT, STRING, EMPTY, TAGS, LITERAL } form;
     size_t arguments; /* where they begin: at the brace, after the quote; EMPTY: where they end */
     bool whole;       /* the name was read, and the arguments have begun */
     bool parameters;  /* the arguments are called "parameters" */
@@ -279,8 +279,10 @@ static enum match match_opens(const struct tool_form *form, struct cursor *c, bo
     int count = tool_form_opens(form, marks);
     bool opened = inside || tool_mark_is_strong(&marks[count - 1]);
     if (inside) {
-        if (match_word(c, ",") == MATCH_MORE) return MATCH_MORE;
+        enum match comma = match_word(c, ",");
+        if (comma == MATCH_MORE) return comma;
         skip_blank(c);
+        if (!*form->before) return comma; /* only the section has marks */
     }
     for (int i = 0; i < count; i++) {
         if (i + 1 == count && !opened) return MATCH_NO;
@@ -298,7 +300,9 @@ static enum match match_behind_name(const struct tool_form *form, struct cursor 
     struct tool_mark marks[TOOL_MARKS_MAX];
     enum match match = MATCH_YES;
     int count = tool_form_marks(form->arguments, "", marks);
-    if (count == 0 && !tool_json_blank(c->text[c->at]) && c->text[c->at] != '<') return MATCH_NO;
+    if (count == 0 && form->notation == NULL && !tool_json_blank(c->text[c->at]) &&
+        c->text[c->at] != '<')
+        return MATCH_NO;
     for (int i = 0; i < count && match == MATCH_YES; i++) {
         if (i > 0 || form->arguments[0] == '\n') skip_blank(c);
         match = match_mark_of(c, &marks[i]);
@@ -321,8 +325,9 @@ static enum match match_marked(const struct tool_set *tools, struct cursor *c, b
     head->form = TAGS;
     head->arguments = c->at;
     if (match != MATCH_YES || tools->form->tags) return match;
-    match = match_mark(c, "{");
-    head->form = OBJECT;
+    const struct constrain_notation *notation = tools->form->notation;
+    match = match_mark(c, notation != NULL ? (char[]){notation->brackets[0], '\0'} : "{");
+    head->form = notation != NULL ? LITERAL : OBJECT;
     head->arguments = match == MATCH_YES ? --c->at : 0;
     return match;
 }
@@ -401,10 +406,12 @@ static struct tool_piece begin_call(struct tool_reader *r, const char *text,
     r->listed |= head->listed;
     r->inside = tool_form_is_section(r->tools->form);
     r->json = (struct tool_json){0};
-    r->phase = head->form == OBJECT   ? TOOL_IN_ARGUMENTS
-               : head->form == STRING ? TOOL_IN_STRING
-               : head->form == TAGS   ? TOOL_IN_TAGS
-                                      : TOOL_IN_BARE;
+    r->literal = (struct tool_literal){.notation = r->tools->form->notation};
+    r->phase = head->form == OBJECT    ? TOOL_IN_ARGUMENTS
+               : head->form == STRING  ? TOOL_IN_STRING
+               : head->form == TAGS    ? TOOL_IN_TAGS
+               : head->form == LITERAL ? TOOL_IN_LITERAL
+                                       : TOOL_IN_BARE;
     return tool_piece(TOOL_CALL, head->name.begin, head->name.end);
 }
 
@@ -418,9 +425,10 @@ static void end_call(struct tool_reader *r, size_t at) {
 /* Returns whether the text that was held back is a separator between calls, which is dropped if no
  * call follows. */
 static bool is_separator(const struct tool_reader *r, const char *text, size_t end) {
-    char separator = r->tools->form->shape == TOOL_SHAPE_BARE     ? ';'
-                     : r->tools->form->shape == TOOL_SHAPE_LISTED ? ','
-                                                                  : ' ';
+    const enum tool_shape shape = r->tools->form->shape;
+    char separator = shape == TOOL_SHAPE_BARE                  ? ';'
+                     : shape == TOOL_SHAPE_LISTED || r->inside ? ','
+                                                               : ' ';
     for (size_t i = r->at; i < end; i++)
         if (!tool_json_blank(text[i]) && text[i] != separator) return false;
     return r->calls > 0;
@@ -696,6 +704,27 @@ static struct tool_piece next_in_tags(struct tool_reader *r, const char *text, s
     return out.kind != TOOL_MORE ? out : next_in_tail(r, text, end, last);
 }
 
+/* Returns arguments in another notation as the JSON that they mean. What is incomplete at the end
+ * of the text is left out. */
+static struct tool_piece next_in_literal(struct tool_reader *r, const char *text, size_t end,
+                                         bool last) {
+    struct tool_piece piece;
+    switch (tool_literal_next(&r->literal, text, &r->at, end, &piece)) {
+    case TOOL_LITERAL_PIECE:
+        return piece;
+    case TOOL_LITERAL_MORE:
+        if (last) r->at = end;
+        return more();
+    case TOOL_LITERAL_BAD:
+        r->phase = TOOL_IN_REST;
+        return next_in_rest(r, text, end, last);
+    case TOOL_LITERAL_DONE:
+        break;
+    }
+    r->phase = TOOL_IN_TAIL;
+    return next_in_tail(r, text, end, last);
+}
+
 static struct tool_piece next_piece(struct tool_reader *r, const char *text, size_t end,
                                     bool last) {
     struct tool_piece out;
@@ -710,6 +739,8 @@ static struct tool_piece next_piece(struct tool_reader *r, const char *text, siz
         return next_in_rest(r, text, end, last);
     case TOOL_IN_TAGS:
         return next_in_tags(r, text, end, last);
+    case TOOL_IN_LITERAL:
+        return next_in_literal(r, text, end, last);
     case TOOL_IN_BARE:
         r->phase = TOOL_IN_MEMBERS;
         return tool_piece(TOOL_BARE, r->at, r->at);

@@ -8,6 +8,8 @@
  *            [TOOL_CALLS]f[ARGS]{...}                                       since 2025
  *   qwen3_coder  <tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n
  *                </tool_call>                                               Qwen3-Coder
+ *   lfm2     <|tool_call_start|>[f(a="x", b=1)]<|tool_call_end|>             LFM2
+ *   gemma4   <|tool_call>call:f{a:<|"|>x<|"|>,b:1}<tool_call|>                Gemma 4
  *   harmony  a message to functions.f in a channel of its own              gpt-oss
  *
  * The marks of a form that are special tokens are made part of answers (engine_show_tokens), so
@@ -25,8 +27,9 @@
  * any. Until then the text is held back, at most TOOL_HELD_MAX bytes; if it turns out to be no
  * call, it is passed on as text. Arguments are passed on up to their closing brace as the model
  * wrote them. If they stop being JSON, everything up to the call's end belongs to them, because
- * nothing shows where they should have ended. Arguments of qwen3_coder are tags, which
- * are given as the JSON object that they mean (tool_tags.h).
+ * nothing shows where they should have ended. Arguments of qwen3_coder are tags, and those of lfm2
+ * and gemma4 literals of another notation, which are given as the JSON object that they mean
+ * (tool_tags.h, tool_literal.h).
  *
  * Pure; any thread. Nothing is copied: pieces are offsets into the caller's text, but for
  * characters that a string wrote as escapes. */
@@ -39,6 +42,7 @@
 
 #include "server/oai/tool_form.h"
 #include "server/oai/tool_json.h"
+#include "server/oai/tool_literal.h"
 #include "server/oai/tool_piece.h"
 #include "server/oai/tool_tags.h"
 
@@ -68,12 +72,14 @@ struct tool_reader {
         TOOL_IN_STRING,    /* a string that holds an object */
         TOOL_IN_REST,      /* arguments that are not JSON */
         TOOL_IN_BARE,
+        TOOL_IN_LITERAL, /* arguments in another notation: tool_literal.h */
         TOOL_IN_TAGS,    /* arguments in tags: tool_tags.h */
         TOOL_IN_MEMBERS, /* in the call's object, after the arguments */
         TOOL_IN_TAIL     /* after the call's object */
     } phase;
     struct tool_json json;
     struct tool_tags tags;
+    struct tool_literal literal;
     bool inside; /* a section of calls has begun and has not ended */
     int closed;  /* marks after the arguments that were searched for */
 };

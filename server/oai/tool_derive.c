@@ -76,24 +76,31 @@ static const char tools_text[] =
     "\":{\"type\":\"string\",\"description\":\"d\"}},\"required\":[\"" KEY
     "\"]}}}],\"add_generation_prompt\":false,\"bos_token\":\"\",\"eos_token\":\"\"";
 
-/* Renders a question and an answer, which has `calls` calls or, with 0, a text. */
-static const char *render_calls(tool_render *render, void *arg, int calls) {
+/* Renders a question and an answer, which has a text or none, and `calls` calls. `suffix`: what the
+ * first string has behind VALUE, as JSON writes it. */
+static const char *render_with(tool_render *render, void *arg, const char *answer, int calls,
+                               const char *suffix) {
     static const char call[] =
         "{\"id\":\"" ID "%d\",\"type\":\"function\",\"function\":{\"name\":\"%s\","
-        "\"arguments\":{\"" KEY "\":\"" VALUE "\"%s}}}";
+        "\"arguments\":{\"" KEY "\":\"" VALUE "%s\"%s}}}";
     char text[CONTEXT_BYTES_MAX], list[2][256] = {"", ""};
-    if (calls > 0) snprintf(list[0], sizeof list[0], call, 1, FIRST, ",\"" NUMBER "\":" DIGITS);
-    if (calls > 1) snprintf(list[1], sizeof list[1], call, 2, SECOND, "");
+    if (calls > 0)
+        snprintf(list[0], sizeof list[0], call, 1, FIRST, suffix, ",\"" NUMBER "\":" DIGITS);
+    if (calls > 1) snprintf(list[1], sizeof list[1], call, 2, SECOND, "", "");
     snprintf(text, sizeof text,
              "{\"messages\":[{\"role\":\"user\",\"content\":\"" QUESTION
              "\"},{\"role\":\"assistant\",\"content\":\"%s\"%s%s%s%s%s}],%s}",
-             calls > 0 ? "" : ANSWER, calls > 0 ? ",\"tool_calls\":[" : "", list[0],
-             calls > 1 ? "," : "", list[1], calls > 0 ? "]" : "", tools_text);
+             answer, calls > 0 ? ",\"tool_calls\":[" : "", list[0], calls > 1 ? "," : "", list[1],
+             calls > 0 ? "]" : "", tools_text);
     cJSON *context = cJSON_Parse(text);
     const char *rendered = context ? render(arg, context) : NULL;
     cJSON_Delete(context);
     const char *question = rendered ? strstr(rendered, QUESTION) : NULL;
     return question ? question + sizeof QUESTION - 1 : NULL;
+}
+
+static const char *render_calls(tool_render *render, void *arg, const char *answer, int calls) {
+    return render_with(render, arg, answer, calls, "");
 }
 
 /* ---- Texts of the form ---- */
@@ -140,6 +147,36 @@ static bool find_json(struct found_call *call) {
     return false;
 }
 
+static bool begins_with(struct slice s, const char *word) {
+    return s.size >= strlen(word) && memcmp(s.text, word, strlen(word)) == 0;
+}
+
+/* Stores marks that say the type of a value, such as string"> and number">, or whether it is a
+ * string: true"> and false">. `text`: the mark of a string; `number`: that of a number. */
+static bool keep_typed(struct tool_derived *out, struct slice text, struct slice number) {
+    static const char *const says[][CONSTRAIN_TYPE_COUNT] = {
+        {"false", "false", "false", "true", "false", "false"},
+        {"null", "boolean", "number", "string", "array", "object"},
+    };
+    struct constrain_tags *tags = &out->tags;
+    tags->gap = tags->value = tags->line = "";
+    for (size_t i = 0; i < sizeof says / sizeof *says; i++) {
+        const char *const *words = says[i];
+        if (!begins_with(text, words[3]) || !begins_with(number, words[2])) continue;
+        struct slice rest = slice_from(text, strlen(words[3]));
+        if (!slice_is(rest, slice_from(number, strlen(words[2])))) continue;
+        for (int k = 0; k < CONSTRAIN_TYPE_COUNT; k++) {
+            char mark[64];
+            int size = snprintf(mark, sizeof mark, "%s%.*s", words[k], (int)rest.size, rest.text);
+            if (size < 0 || size >= (int)sizeof mark) return false;
+            tags->typed[k] = keep_text(out, (struct slice){mark, (size_t)size});
+            if (!tags->typed[k]) return false;
+        }
+        return true;
+    }
+    return false;
+}
+
 /* Divides the text between a parameter's name and its value. */
 static bool divide_middle(struct tool_derived *out, struct slice text, struct slice number) {
     struct constrain_tags *tags = &out->tags;
@@ -147,15 +184,10 @@ static bool divide_middle(struct tool_derived *out, struct slice text, struct sl
     struct slice rest = text;
     /* The reader leaves out one line break around a value; other blanks are part of it. */
     if (line > 1 || (line == 1 && text.text[text.size - 1] != '\n')) return false;
-    if (!slice_is(text, number)) { /* string="true" */
-        if (memmem(text.text, text.size, "true", 4) == NULL ||
-            memmem(number.text, number.size, "false", 5) == NULL || line > 0)
-            return false;
-        tags->gap = tags->line = "";
+    if (!slice_is(text, number)) {
         tags->named = keep_text(out, (struct slice){text.text, size});
-        tags->value = keep_text(out, slice_from(text, size));
-        tags->other = keep_text(out, slice_from(number, size));
-        return size > 0 && tags->named && tags->value && tags->other;
+        return size > 0 && line == 0 && tags->named &&
+               keep_typed(out, slice_from(text, size), slice_from(number, size));
     }
     tags->line = keep_text(out, slice_from(text, text.size - line));
     rest.size -= line;
@@ -180,8 +212,10 @@ static bool find_tags(struct tool_derived *out, struct found_call *call) {
         at = end[i] = begin[i] + strlen(words[i]);
     }
     struct slice head = slice_of(call->behind_name, begin[0]), next = slice_of(end[1], begin[2]);
-    size_t open = common_suffix(head, next);
-    while (open > 0 && next.text[next.size - open] != '<') open--;
+    size_t open = common_suffix(head, next), tag = 0; /* the tag begins at the last '<' */
+    for (size_t i = 1; i <= open && tag == 0; i++)
+        if (next.text[next.size - i] == '<') tag = i;
+    open = tag;
     if (open == 0 || open == next.size) return false;
     call->mark = (struct slice){head.text, head.size - open};
     tags->open = keep_text(out, slice_from(head, head.size - open));
@@ -346,6 +380,27 @@ static bool take_call(struct tool_derived *out, struct slice lead, struct slice 
     return true;
 }
 
+/* Finds the marks around strings that hold characters of tags, such as <![CDATA[ and ]]>. Most
+ * templates write none. */
+static bool find_raw(tool_render *render, void *arg, struct tool_derived *out) {
+    static const char text[] = VALUE "<&\n";
+    struct constrain_tags *tags = &out->tags;
+    char begin[256], end[256];
+    const char *answer = render_with(render, arg, "", 1, "<&\\n");
+    snprintf(begin, sizeof begin, KEY "%s%s%s%s", tags->named, tags->gap,
+             tags->typed[0] ? tags->typed[3] : tags->value, tags->line);
+    snprintf(end, sizeof end, "%s%s", tags->line, tags->close);
+    const char *first = answer ? strstr(answer, FIRST) : NULL;
+    const char *open = first ? strstr(first, begin) : NULL;
+    const char *value = open ? strstr(open, text) : NULL;
+    const char *behind = value ? value + sizeof text - 1 : NULL;
+    const char *close = behind ? strstr(behind, end) : NULL;
+    if (!close || value == open + strlen(begin) || close == behind) return true;
+    tags->raw[0] = keep_text(out, slice_of(open + strlen(begin), value));
+    tags->raw[1] = keep_text(out, slice_of(behind, close));
+    return tags->raw[0] && tags->raw[1];
+}
+
 /* ---- Trial ---- */
 
 /* Returns whether the tags have marks, and the call an end. Texts that are compared byte by byte
@@ -353,8 +408,8 @@ static bool take_call(struct tool_derived *out, struct slice lead, struct slice 
 static bool are_whole_tags(const struct tool_form *form) {
     const struct constrain_tags *tags = form->tags;
     struct tool_mark closes[TOOL_MARKS_MAX];
-    const char *const texts[] = {tags->open, tags->named, tags->gap,   tags->value, tags->other,
-                                 tags->line, tags->close, tags->after, NULL};
+    const char *const texts[] = {tags->open, tags->named, tags->gap,   tags->value,
+                                 tags->line, tags->close, tags->after, tags->typed[0]};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         if (texts[i] && strchr(texts[i], TOOL_ANY)) return false;
     return *tags->open && *tags->named && *tags->close && tool_form_closes(form, closes) > 0 &&
@@ -407,9 +462,9 @@ bool tool_derive(tool_render *render, void *arg, struct tool_derived *out) {
     struct tool_form *form = &out->form;
     struct found_call first = {0}, only;
     *out = (struct tool_derived){.form = {.name = "template"}};
-    const char *plain = render_calls(render, arg, 0);
-    const char *one = plain ? render_calls(render, arg, 1) : NULL;
-    const char *two = one ? render_calls(render, arg, 2) : NULL;
+    const char *plain = render_calls(render, arg, ANSWER, 0);
+    const char *one = plain ? render_calls(render, arg, "", 1) : NULL;
+    const char *two = one ? render_calls(render, arg, "", 2) : NULL;
     if (!one || !strstr(plain, ANSWER) || !find_call(out, one, &only)) return false;
     const bool tagged = form->tags != NULL;
     struct slice lead = find_lead(one, only.name, plain), tail = find_tail(only.end, plain);
@@ -430,9 +485,25 @@ bool tool_derive(tool_render *render, void *arg, struct tool_derived *out) {
     form->arguments = keep_mark(out, mark, called);
     form->short_ids = strstr(form->before, "[TOOL_CALLS]") || strstr(form->open, "[TOOL_CALLS]");
     if (!form->arguments || strstr(form->arguments, FIRST) ||
-        (form->tags && !are_whole_tags(form)) || !find_shape(form))
+        (form->tags && !are_whole_tags(form)) || !find_shape(form) ||
+        (form->tags && !find_raw(render, arg, out)))
         return false;
     return finds_calls(form, lead.text, behind + cut, FIRST_CALL) &&
            (!second ||
             finds_calls(form, first.name - lead.size, behind + cut, FIRST_CALL SECOND_CALL));
+}
+
+const struct tool_form *tool_find(const char *source, tool_render *render, void *arg,
+                                  struct tool_derived *out) {
+    const struct tool_form *known = tool_form_of(source);
+    if (known && known->shape != TOOL_SHAPE_LISTED) return known;
+    /* A list of objects is better read by the rules that were written for it. */
+    bool found = tool_derive(render, arg, out);
+    return found && (!known || out->form.shape == TOOL_SHAPE_NAMED) ? &out->form : known;
+}
+
+bool tool_hides_calls(tool_render *render, void *arg) {
+    const char *both = render_calls(render, arg, ANSWER, 1);
+    const char *call = both ? render_calls(render, arg, "", 1) : NULL;
+    return call && strstr(both, ANSWER) && !strstr(both, FIRST) && !strstr(call, FIRST);
 }

@@ -18,11 +18,19 @@ struct tool_derived {
     size_t used;
 };
 
-/* Renders a template for a context. The returned text stays valid during the next two calls. NULL:
- * the template refuses the context. */
+/* Renders a template for a context. The returned text stays valid during the next three calls.
+ * NULL: the template refuses the context. */
 typedef const char *tool_render(void *arg, const cJSON *context);
 
 /* Returns whether a form was found. */
 bool tool_derive(tool_render *render, void *arg, struct tool_derived *out);
+
+/* Returns the form of a template: the row that the words of its source name, or the form that it
+ * renders, which is then in *out. NULL: it has none. */
+const struct tool_form *tool_find(const char *source, tool_render *render, void *arg,
+                                  struct tool_derived *out);
+
+/* Returns whether the template shows an answer's text but not its calls. */
+bool tool_hides_calls(tool_render *render, void *arg);
 
 #endif

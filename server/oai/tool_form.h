@@ -28,7 +28,9 @@ struct tool_form {
     const char *name; /* the name in --tool-call-parser */
     enum tool_shape shape;
     const char *open, *before, *arguments, *after, *between, *close;
-    const struct constrain_tags *tags; /* NULL: arguments are JSON */
+    const struct constrain_tags *tags;
+    const struct constrain_notation *notation; /* the brackets of the arguments are part of them;
+                                                  both NULL: arguments are JSON */
     bool bare;      /* TAGGED: the object is a call without its tag, too, where it begins a line */
     bool short_ids; /* the templates accept only ids of 9 letters and digits */
 };
@@ -42,6 +44,7 @@ enum tool_format {
     TOOL_FORMAT_GLM45,
     TOOL_FORMAT_GLM47,
     TOOL_FORMAT_MINIMAX_M2,
+    TOOL_FORMAT_MINIMAX_M3,
     TOOL_FORMAT_DEEPSEEK_V3,
     TOOL_FORMAT_DEEPSEEK_V31,
     TOOL_FORMAT_DEEPSEEK_V32,
@@ -49,6 +52,8 @@ enum tool_format {
     TOOL_FORMAT_GRANITE,
     TOOL_FORMAT_COMMAND,
     TOOL_FORMAT_FUNCTIONARY,
+    TOOL_FORMAT_LFM2,
+    TOOL_FORMAT_GEMMA4,
     TOOL_FORMAT_HARMONY,
     TOOL_FORMATS
 };

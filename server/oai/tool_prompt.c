@@ -1,9 +1,11 @@
 /* Describes tools for chat templates that show none, or whose form of calls keepd does not read:
  * the system message describes them, a call is JSON between tags in the assistant's text
- * (tool_calls.h, hermes), and results are turns of the user. */
+ * (tool_calls.h, hermes), and results are turns of the user. For templates that show tools but no
+ * calls it writes the calls alone, in the model's form. */
 #include <string.h>
 
 #include "base/json.h"
+#include "base/mem.h"
 #include "server/oai/fields.h"
 
 #define PROMPT_BYTES_MAX (256u << 20) /* the body is bounded below this long before */
@@ -32,22 +34,112 @@ static bool set_content(cJSON *message, struct buf *text) {
 
 /* --- messages --- */
 
+/* Writes a text that may hold U+0000 (base/json.h). */
+static void write_text(struct buf *out, const char *string) {
+    size_t size = strlen(string);
+    char *text = mem_try_alloc(size + 1, 1);
+    if (text) json_text(string, text, &size);
+    if (text) buf_add(out, text, size);
+    out->failed |= !text;
+    mem_free(text);
+}
+
+static void write_string(struct buf *out, const struct constrain_notation *notation,
+                         const char *string) {
+    if (!notation->mark) {
+        json_write_str(out, string, strlen(string));
+        return;
+    }
+    buf_str(out, notation->mark);
+    write_text(out, string);
+    buf_str(out, notation->mark);
+}
+
+static void write_value(struct buf *out, const struct constrain_notation *notation,
+                        const cJSON *value);
+
+/* Writes the members of an object or the elements of an array. `assign`: what stands behind names;
+ * `plain`: they have no quotes. */
+static void write_children(struct buf *out, const struct constrain_notation *notation,
+                           const cJSON *value, const char *assign, bool plain) {
+    const cJSON *child;
+    cJSON_ArrayForEach(child, value) {
+        if (child != value->child) buf_fmt(out, ",%s", notation->space);
+        if (child->string && plain)
+            write_text(out, child->string);
+        else if (child->string)
+            write_string(out, notation, child->string);
+        if (child->string) buf_str(out, assign);
+        write_value(out, notation, child);
+    }
+}
+
+static void write_value(struct buf *out, const struct constrain_notation *notation,
+                        const cJSON *value) {
+    const bool object = cJSON_IsObject(value);
+    const char colon[] = {':', notation->space[0], '\0'};
+    if (cJSON_IsString(value)) {
+        write_string(out, notation, value->valuestring);
+    } else if (cJSON_IsBool(value) || cJSON_IsNull(value)) {
+        buf_str(out, notation->words[cJSON_IsNull(value) ? 0 : cJSON_IsTrue(value) ? 2 : 1]);
+    } else if (object || cJSON_IsArray(value)) {
+        buf_char(out, object ? '{' : '[');
+        write_children(out, notation, value, colon, notation->mark != NULL);
+        buf_char(out, object ? '}' : ']');
+    } else {
+        json_write_node(out, value);
+    }
+}
+
+static void write_arguments(struct buf *out, const struct tool_form *form, const cJSON *arguments) {
+    const struct constrain_notation *notation = form->notation;
+    if (!notation) {
+        json_write_node(out, arguments);
+        return;
+    }
+    buf_char(out, notation->brackets[0]);
+    if (cJSON_IsObject(arguments)) write_children(out, notation, arguments, notation->assign, true);
+    buf_char(out, notation->brackets[1]);
+}
+
+/* Writes a call. A name in an object is a string of JSON, whose quotes end the texts around it. */
+static void write_call(struct buf *out, const struct tool_form *form, const cJSON *function) {
+    const cJSON *name = json_get(function, "name");
+    const size_t before = strlen(form->before);
+    const bool quoted = before > 0 && form->before[before - 1] == '"' && form->arguments[0] == '"';
+    buf_add(out, form->before, before - quoted);
+    if (quoted)
+        json_write_node(out, name);
+    else
+        write_text(out, name->valuestring);
+    buf_str(out, form->arguments + quoted);
+    write_arguments(out, form, json_get(function, "arguments"));
+    buf_str(out, form->after);
+}
+
+bool oai_can_write_calls(const struct tool_form *form) {
+    const char *const texts[] = {form->open,  form->before,  form->arguments,
+                                 form->after, form->between, form->close};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        if (strchr(texts[i], TOOL_ANY)) return false;
+    return !form->tags && form->shape != TOOL_SHAPE_CHANNELS;
+}
+
 /* Writes the calls of an answer after its text. */
-static bool write_calls(cJSON *message) {
+static bool write_calls(cJSON *message, const struct tool_form *form) {
     cJSON *calls = cJSON_DetachItemFromObjectCaseSensitive(message, "tool_calls");
     const cJSON *call;
     struct buf text;
     if (!calls) return true;
     buf_open(&text, PROMPT_BYTES_MAX);
     buf_str(&text, message_text(message));
+    const bool section = tool_form_is_section(form);
+    if (calls->child) buf_str(&text, form->open);
     cJSON_ArrayForEach(call, calls) {
-        const cJSON *function = json_get(call, "function");
-        buf_str(&text, text.size ? "\n<tool_call>\n{\"name\": " : "<tool_call>\n{\"name\": ");
-        json_write_node(&text, json_get(function, "name"));
-        buf_str(&text, ", \"arguments\": ");
-        json_write_node(&text, json_get(function, "arguments"));
-        buf_str(&text, "}\n</tool_call>");
+        if (section ? call != calls->child : text.size > 0) buf_str(&text, form->between);
+        write_call(&text, form, json_get(call, "function"));
     }
+    if (calls->child) buf_str(&text, form->close);
     cJSON_Delete(calls);
     return set_content(message, &text);
 }
@@ -91,7 +183,7 @@ static bool write_messages(cJSON *messages) {
     for (cJSON *message = messages->child, *next; message && written; message = next) {
         const bool result = oai_has_role(message, "tool") || oai_has_role(message, "function");
         next = message->next;
-        written = write_calls(message);
+        written = write_calls(message, &tool_forms[TOOL_FORMAT_HERMES]);
         if (written && !result && !oai_has_role(message, "user")) written = turn_close(&turn);
         if (written && result && !turn.message) written = turn_open(&turn, message);
         if (!written || !turn.message) continue;
@@ -153,5 +245,14 @@ int oai_write_tools(struct oai_reader *r) {
     const bool written = write_messages(messages) &&
                          (!tools || write_tools(messages, tools, r->rules->tools.has_system));
     cJSON_Delete(tools);
+    return written ? 0 : oai_no_memory(r);
+}
+
+int oai_write_calls(struct oai_reader *r) {
+    cJSON *messages = cJSON_GetObjectItemCaseSensitive(r->out->context, "messages"), *message;
+    bool written = true;
+    cJSON_ArrayForEach(message, messages) {
+        written = written && write_calls(message, r->rules->tools.form);
+    }
     return written ? 0 : oai_no_memory(r);
 }

@@ -31,6 +31,52 @@ static enum match match_tag(struct cursor *c, const char *tag) {
     return *tag ? match_word(c, tag) : MATCH_NO;
 }
 
+static bool in_list(const struct tool_tags *t) {
+    return t->depth > 0 && t->lists >> (t->depth - 1) & 1;
+}
+
+/* Matches the tag that closes the one with this name. */
+static enum match match_closing(const struct tool_tags *t, struct cursor *c, size_t name_begin,
+                                size_t name_end) {
+    const struct constrain_tags *tags = t->form->tags;
+    const struct cursor begin = *c;
+    enum match match = match_tag(c, tags->close);
+    if (match != MATCH_YES || tags->behind_close == NULL) return match;
+    match = match_bytes(c, c->text + name_begin, name_end - name_begin);
+    if (match == MATCH_YES) match = match_word(c, tags->behind_close);
+    if (match != MATCH_YES) *c = begin;
+    return match;
+}
+
+/* Matches the tag that closes the present one. */
+static enum match match_own_closing(const struct tool_tags *t, struct cursor *c) {
+    return match_closing(t, c, t->name_begin, t->name_end);
+}
+
+/* Matches the beginning of a tag, which may also be that of its end. */
+static enum match match_opening(const struct tool_tags *t, struct cursor *c) {
+    const struct constrain_tags *tags = t->form->tags;
+    const struct cursor begin = *c;
+    struct cursor close = *c;
+    enum match match = match_tag(c, tags->open);
+    if (match != MATCH_YES || tags->behind_close == NULL) return match;
+    enum match other = match_tag(&close, tags->close);
+    if (other != MATCH_NO) *c = begin;
+    return other == MATCH_NO ? MATCH_YES : other == MATCH_MORE ? MATCH_MORE : MATCH_NO;
+}
+
+/* Moves past a name, to the text behind it. Names that are too long to be held back are none. */
+static enum match match_name(const struct tool_tags *t, struct cursor *c) {
+    const char *named = t->form->tags->named;
+    const size_t begin = c->at;
+    for (; c->at < c->end && c->at - begin < TOOL_TAGS_HELD_MAX; c->at++) {
+        struct cursor behind = *c;
+        enum match match = match_word(&behind, named);
+        if (match != MATCH_NO) return match;
+    }
+    return c->at == c->end ? MATCH_MORE : MATCH_NO;
+}
+
 /* ---- Between parameters ---- */
 
 /* Matches a mark after the arguments; a function may lack its own end. YES: *closed counts this
@@ -53,8 +99,22 @@ static struct tool_piece next_between(struct tool_tags *t, const char *text, siz
                                       bool last) {
     for (; *at < end; ++*at) {
         struct cursor parameter = {text, *at, end}, call = parameter;
-        enum match opens = match_tag(&parameter, t->form->tags->open);
-        enum match closes = match_end(t->form, &call, &t->closed);
+        enum match opens = match_opening(t, &parameter);
+        enum match closes = t->depth == 0 ? match_end(t->form, &call, &t->closed)
+                                          : match_closing(t, &call, t->outer[t->depth - 1].begin,
+                                                          t->outer[t->depth - 1].end);
+        if (opens == MATCH_YES && in_list(t)) {
+            struct cursor name = parameter;
+            enum match named = match_name(t, &name);
+            if (named == MATCH_MORE && !last) return more();
+            if (named != MATCH_YES) continue;
+            t->name_begin = parameter.at;
+            t->name_end = name.at;
+            t->place = TOOL_TAGS_OPEN;
+            bool first = !t->any;
+            t->any = true;
+            return take_as(at, name.at, first ? "[" : ", ");
+        }
         if (opens == MATCH_YES) {
             bool first = !t->any;
             t->any = true;
@@ -62,13 +122,21 @@ static struct tool_piece next_between(struct tool_tags *t, const char *text, siz
             t->name_begin = parameter.at;
             return take_as(at, parameter.at, first ? "{\"" : ", \"");
         }
+        /* the end of the call may begin as a tag does */
+        if (opens == MATCH_MORE && !last) return more();
+        if (closes == MATCH_YES && t->depth > 0) {
+            struct tool_piece piece = take_as(at, call.at, in_list(t) ? "]" : "}");
+            t->depth--;
+            t->any = true;
+            return piece;
+        }
         if (closes == MATCH_YES) {
             t->place = TOOL_TAGS_OVER;
             if (t->any) return take_as(at, call.at, "}");
             *at = call.at;
             return tool_piece(TOOL_BARE, call.at, call.at);
         }
-        if (!last && (opens == MATCH_MORE || closes == MATCH_MORE)) return more();
+        if (closes == MATCH_MORE && !last) return more();
     }
     return more();
 }
@@ -114,26 +182,32 @@ static struct tool_piece next_in_name(struct tool_tags *t, const char *text, siz
 static enum match match_close(const struct tool_tags *t, struct cursor *c) {
     struct cursor begin = *c;
     if (*t->form->tags->line && c->at < c->end && c->text[c->at] == '\n') c->at++;
-    enum match match = match_tag(c, t->form->tags->close);
+    enum match match = match_own_closing(t, c);
     if (match != MATCH_YES) *c = begin;
     return match;
 }
 
+/* Matches the end of a string. */
+static enum match match_string_end(const struct tool_tags *t, struct cursor *c) {
+    return t->raw ? match_tag(c, t->form->tags->raw[1]) : match_close(t, c);
+}
+
 static struct tool_piece next_in_string(struct tool_tags *t, const char *text, size_t *at,
                                         size_t end, bool last) {
+    const char *close = t->raw ? t->form->tags->raw[1] : t->form->tags->close;
     size_t to = *at;
     for (; to < end && is_plain(text[to]); to++) {
         struct cursor c = {text, to, end};
-        enum match match = text[to] == *t->form->tags->close ? match_close(t, &c) : MATCH_NO;
+        enum match match = text[to] == *close ? match_string_end(t, &c) : MATCH_NO;
         if (match == MATCH_YES || (match == MATCH_MORE && !last)) break;
     }
     if (to > *at) return take(at, to);
     if (to == end) return more();
     struct cursor c = {text, to, end};
-    enum match match = match_close(t, &c);
+    enum match match = match_string_end(t, &c);
     if (match == MATCH_MORE && !last) return more();
     if (match != MATCH_YES) return take_escaped(text, at);
-    t->place = TOOL_TAGS_BETWEEN;
+    t->place = t->raw ? TOOL_TAGS_CLOSE : TOOL_TAGS_BETWEEN;
     return take_as(at, c.at, "\"");
 }
 
@@ -169,13 +243,20 @@ static const char *word_of(const char *text, size_t size, unsigned *type) {
 
 static struct tool_piece open_string(struct tool_tags *t, size_t *at, size_t value) {
     t->place = TOOL_TAGS_STRING;
-    return take_as(at, value, "\": \"");
+    return take_as(at, value, in_list(t) ? "\"" : "\": \"");
+}
+
+/* Moves to `value`, which is not a string. */
+static struct tool_piece open_other(struct tool_tags *t, size_t *at, size_t value) {
+    if (!in_list(t)) return take_as(at, value, "\": ");
+    *at = value;
+    return more();
 }
 
 static struct tool_piece open_value(struct tool_tags *t, size_t *at, size_t begin, size_t end) {
     t->place = TOOL_TAGS_VALUE;
     t->value_end = end;
-    return take_as(at, begin, "\": ");
+    return open_other(t, at, begin);
 }
 
 static bool is_scalar(const struct tool_tags *t, const char *text, size_t size) {
@@ -190,13 +271,20 @@ static struct tool_piece open_scalar(struct tool_tags *t, const char *text, size
     struct cursor c = {text, t->value, end};
     size_t most = t->value + TOOL_TAGS_HELD_MAX;
     enum match match = MATCH_NO;
-    while (c.at < end && c.at < most && (match = match_tag(&c, t->form->tags->close)) == MATCH_NO)
-        c.at++;
-    if (match != MATCH_YES && c.at < most && !last) return more();
+    size_t to = t->value;
+    for (; to < end && to < most; to++) {
+        c.at = to;
+        if ((match = match_own_closing(t, &c)) != MATCH_NO) break;
+    }
+    if (match != MATCH_YES && to < most && !last) return more();
     if (match != MATCH_YES) return open_string(t, at, t->value);
-    size_t begin = t->value, to = c.at - strlen(t->form->tags->close);
+    size_t begin = t->value;
     while (begin < to && tool_json_blank(text[begin])) begin++;
     while (begin < to && tool_json_blank(text[to - 1])) to--;
+    if (begin == to && t->form->tags->item != NULL && !(t->types & CONSTRAIN_TYPE_STRING)) {
+        t->place = TOOL_TAGS_CLOSE;
+        return take_as(at, to, t->types & CONSTRAIN_TYPE_OBJECT ? "\": {}" : "\": []");
+    }
     if (!is_scalar(t, text + begin, to - begin)) return open_string(t, at, t->value);
     return open_value(t, at, begin, to);
 }
@@ -210,30 +298,34 @@ static bool begins_literal(const struct tool_tags *t, char c) {
            (t->types == CONSTRAIN_TYPES_ALL || !(t->types & CONSTRAIN_TYPE_STRING));
 }
 
-/* Matches the mark in front of a value. If the form has two, the mark says whether the value is a
- * string. */
+/* Matches the mark in front of a value. If it depends on the value's type, *types are those that
+ * have this mark. */
 static enum match match_value_mark(struct cursor *c, const struct constrain_tags *tags,
                                    unsigned *types) {
-    struct cursor other = *c;
-    enum match match = match_word(c, tags->value);
-    if (match == MATCH_YES || tags->other == NULL) {
-        if (tags->other != NULL) *types = CONSTRAIN_TYPE_STRING;
-        return match;
+    const struct cursor begin = *c;
+    enum match out = MATCH_NO;
+    unsigned said = 0;
+    if (tags->typed[0] == NULL) return match_word(c, tags->value);
+    for (int i = 0; i < CONSTRAIN_TYPE_COUNT; i++) {
+        struct cursor one = begin;
+        enum match match = match_word(&one, tags->typed[i]);
+        if (match == MATCH_MORE) out = match;
+        if (match != MATCH_YES) continue;
+        said |= 1u << i;
+        *c = one;
     }
-    enum match second = match_word(&other, tags->other);
-    if (second != MATCH_YES) return second == MATCH_NO ? match : second;
-    *types = CONSTRAIN_TYPES_ALL & ~(unsigned)CONSTRAIN_TYPE_STRING;
-    *c = other;
-    return second;
+    if (said == 0) return out;
+    *types = said;
+    return MATCH_YES;
 }
 
 /* Moves past the text between the name and its value. MORE: it may go on. */
 static enum match match_value(struct tool_tags *t, const char *text, struct cursor *c) {
     const struct constrain_tags *tags = t->form->tags;
-    t->types = types_of(t, text);
+    t->types = t->depth > 0 ? (unsigned)CONSTRAIN_TYPES_ALL : types_of(t, text);
     (void)match_word(c, tags->named);
     struct cursor value = *c;
-    if (*tags->value) {
+    if (*tags->value || tags->typed[0] != NULL) {
         skip_blank(&value);
         enum match match = match_value_mark(&value, tags, &t->types);
         if (match == MATCH_MORE) return match;
@@ -245,13 +337,50 @@ static enum match match_value(struct tool_tags *t, const char *text, struct curs
     return MATCH_YES;
 }
 
+static enum match match_raw(const struct tool_tags *t, struct cursor *c) {
+    const char *raw = t->form->tags->raw[0];
+    return raw != NULL ? match_tag(c, raw) : MATCH_NO;
+}
+
+/* Matches the first tag in a value that is an array or an object, up to its name. */
+static enum match match_nested(const struct tool_tags *t, struct cursor *c) {
+    if (t->form->tags->item == NULL || t->depth == TOOL_TAGS_DEPTH) return MATCH_NO;
+    enum match match = match_opening(t, c);
+    struct cursor name = *c;
+    return match == MATCH_YES ? match_name(t, &name) : match;
+}
+
+/* Begins an array or an object at `value`; its first tag has the name at `name`. */
+static struct tool_piece open_nested(struct tool_tags *t, const char *text, size_t *at,
+                                     size_t value, size_t name) {
+    const struct constrain_tags *tags = t->form->tags;
+    const size_t size = strlen(tags->item);
+    const bool list = strncmp(text + name, tags->item, size) == 0 &&
+                      strncmp(text + name + size, tags->named, strlen(tags->named)) == 0;
+    struct tool_piece piece = open_other(t, at, value);
+    t->outer[t->depth].begin = t->name_begin;
+    t->outer[t->depth].end = t->name_end;
+    t->lists &= ~(UINT32_C(1) << t->depth);
+    t->lists |= (uint32_t)list << t->depth++;
+    t->any = false;
+    t->place = TOOL_TAGS_BETWEEN;
+    return piece;
+}
+
 static struct tool_piece next_open(struct tool_tags *t, const char *text, size_t *at, size_t end,
                                    bool last) {
     struct cursor begin = {text, *at, end};
     if (match_value(t, text, &begin) == MATCH_MORE && !last) return more();
+    struct cursor inner = begin;
+    enum match nested = match_nested(t, &inner);
+    if (nested == MATCH_MORE && !last) return more();
+    if (nested == MATCH_YES) return open_nested(t, text, at, begin.at, inner.at);
+    enum match raw = match_raw(t, &begin);
+    if (raw == MATCH_MORE && !last) return more();
     size_t value = begin.at;
+    t->raw = raw == MATCH_YES;
     t->value = value;
-    if (t->types == CONSTRAIN_TYPE_STRING) return open_string(t, at, value);
+    if (t->raw || t->types == CONSTRAIN_TYPE_STRING) return open_string(t, at, value);
     struct cursor c = {text, value, end};
     skip_blank(&c);
     if (c.at - value >= TOOL_TAGS_HELD_MAX) return open_string(t, at, value);
@@ -278,14 +407,14 @@ static enum match match_json(struct tool_tags *t, const char *text, size_t end) 
     if (t->value_end == 0) return MATCH_MORE;
     struct cursor c = {text, t->value_end, end};
     skip_blank(&c);
-    return match_tag(&c, t->form->tags->close);
+    return match_own_closing(t, &c);
 }
 
 /* Finds the next end of a parameter's tag. YES: the literal ends at value_end. */
 static enum match match_literal(struct tool_tags *t, const char *text, size_t end) {
     for (; t->scanned < end; t->scanned++) {
         struct cursor c = {text, t->scanned, end};
-        enum match match = match_tag(&c, t->form->tags->close);
+        enum match match = match_own_closing(t, &c);
         if (match == MATCH_NO) continue;
         t->value_end = t->scanned;
         while (t->value_end > t->literal && tool_json_blank(text[t->value_end - 1])) t->value_end--;
@@ -314,10 +443,10 @@ static struct tool_piece next_in_literal(struct tool_tags *t, const char *text, 
     size_t size = t->value_end - t->literal;
     if (match != MATCH_YES) return open_string(t, at, t->value);
     if (tool_json_is_value(literal, size)) return open_value(t, at, t->literal, t->value_end);
-    if (!tool_python_is(literal, size)) return open_string(t, at, t->value);
+    if (!tool_literal_is(literal, size)) return open_string(t, at, t->value);
     t->place = TOOL_TAGS_PYTHON;
-    t->python = (struct tool_python){0};
-    return take_as(at, t->literal, "\": ");
+    t->python = (struct tool_literal){0};
+    return open_other(t, at, t->literal);
 }
 
 static struct tool_piece next_in_value(struct tool_tags *t, const char *text, size_t *at) {
@@ -328,9 +457,11 @@ static struct tool_piece next_in_value(struct tool_tags *t, const char *text, si
 }
 
 static struct tool_piece next_in_python(struct tool_tags *t, const char *text, size_t *at) {
-    struct tool_piece piece = tool_python_next(&t->python, text, at, t->value_end);
-    if (piece.kind == TOOL_MORE) t->place = TOOL_TAGS_CLOSE;
-    return piece;
+    struct tool_piece piece;
+    if (tool_literal_next(&t->python, text, at, t->value_end, &piece) == TOOL_LITERAL_PIECE)
+        return piece;
+    t->place = TOOL_TAGS_CLOSE;
+    return more();
 }
 
 /* Reads up to the end of a value's tag. */

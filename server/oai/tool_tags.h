@@ -11,10 +11,17 @@
  * They are given as the JSON text {"city": "Paris", "days": 3}. A line break behind a tag and one
  * before its end are not part of the value. A value is read by the types that its parameter's
  * schema allows (constrain_types). If it allows strings only, the value is a string. Otherwise it
- * is JSON or, if it is none, a literal of Python (tool_python.h), and if it is neither, a string.
+ * is JSON or, if it is none, a literal of Python (tool_literal.h), and if it is neither, a string.
  * Where the schema allows strings, a value of a type that it does not allow is a string, too: 123
  * for a string or null; and only where it allows all types, quotes mean a string. What this makes
  * is always JSON.
+ *
+ * If the form has marks around raw text (<![CDATA[ and ]]>), a value that begins with the first one
+ * is a string up to the second.
+ *
+ * Where values nest (constrain_tags.item), a value that begins with a tag is an array or an object
+ * of tags. The values in them are read as if any type were allowed, because only the types of
+ * parameters are known.
  *
  * Objects, arrays and strings in quotes are held back until their end, because only the end shows
  * what they are; longer ones than TOOL_TAGS_LITERAL_MAX are strings.
@@ -27,12 +34,15 @@
 
 #include "server/oai/tool_form.h"
 #include "server/oai/tool_json.h"
+#include "server/oai/tool_literal.h"
 #include "server/oai/tool_piece.h"
-#include "server/oai/tool_python.h"
 
 /* Bytes of a number or a word, including the white space before it, that are held back. */
 #define TOOL_TAGS_HELD_MAX    512
 #define TOOL_TAGS_LITERAL_MAX ((size_t)1 << 20)
+
+/* The deepest that values nest. */
+#define TOOL_TAGS_DEPTH 16
 
 struct tool_parameter {
     const char *name; /* NULL: this row ends the list */
@@ -43,7 +53,12 @@ struct tool_parameter {
 struct tool_tags {
     const struct tool_form *form;
     const struct tool_parameter *parameters; /* parameters with some types only; NULL: none */
-    bool any;                                /* a parameter has begun */
+    bool any;       /* a parameter, or a tag of the innermost value, has begun */
+    uint8_t depth;  /* values that are open around the present tag */
+    uint32_t lists; /* bit d: the value at depth d is an array */
+    struct {
+        size_t begin, end;
+    } outer[TOOL_TAGS_DEPTH]; /* the names of their tags */
     enum {
         TOOL_TAGS_BETWEEN,
         TOOL_TAGS_NAME,
@@ -62,8 +77,9 @@ struct tool_tags {
         value_end;  /* behind the tag and its line break; behind blanks; the end */
     size_t scanned; /* bytes of a literal that were searched */
     bool no_json;   /* `json` cannot read the literal */
+    bool raw;       /* STRING: between the marks around raw text */
     struct tool_json json;
-    struct tool_python python;
+    struct tool_literal python;
 };
 
 /* Returns the next piece of text[*at, end) and moves *at. TOOL_MORE: there is none, or the

@@ -87,16 +87,18 @@ int oai_check_tools(const cJSON *tools, struct oai_error *error) {
 
 /* --- answers that are searched --- */
 
-#define FORM_TEXTS 14
+#define FORM_TEXTS (14 + CONSTRAIN_TYPE_COUNT)
 
 /* Lists the texts that a form may write besides names and arguments; "" if it has no such text. */
 static void list_texts(const struct tool_form *form, const char *out[FORM_TEXTS]) {
     static const struct constrain_tags none = {0};
     const struct constrain_tags *tags = form->tags ? form->tags : &none;
+    const char *mark = form->notation ? form->notation->mark : NULL;
     const char *const texts[FORM_TEXTS] = {
-        form->open,  form->before, form->arguments, form->after, form->between,
-        form->close, tags->open,   tags->named,     tags->gap,   tags->value,
-        tags->other, tags->line,   tags->close,     tags->after};
+        form->open,     form->before,   form->arguments, form->after,    form->between,
+        form->close,    tags->open,     tags->named,     tags->gap,      tags->value,
+        tags->line,     tags->close,    tags->after,     mark,           tags->typed[0],
+        tags->typed[1], tags->typed[2], tags->typed[3],  tags->typed[4], tags->typed[5]};
     for (int i = 0; i < FORM_TEXTS; i++) out[i] = texts[i] ? texts[i] : "";
 }
 
@@ -167,21 +169,27 @@ static const char *render_source(void *arg, const cJSON *context) {
 /* Finds the form of a template by its words, or by what it renders; then *own owns the form. NULL:
  * it has none. */
 static const struct tool_form *form_of(const char *source, struct tool_derived **own) {
-    const struct tool_form *known = tool_form_of(source);
     struct arena arena;
     *own = NULL;
-    if (!shows_tools(source) || (known && known->shape != TOOL_SHAPE_LISTED)) return known;
+    if (!shows_tools(source)) return tool_form_of(source);
     struct tool_derived *derived = mem_must_alloc(1, sizeof *derived);
     arena_open(&arena, DERIVE_BYTES_MAX);
-    bool found = tool_derive(render_source, &(struct template_source){source, &arena}, derived);
+    const struct tool_form *form =
+        tool_find(source, render_source, &(struct template_source){source, &arena}, derived);
     arena_close(&arena);
-    /* A list of objects is better read by the rules that were written for it. */
-    if (found && (!known || derived->form.shape == TOOL_SHAPE_NAMED)) {
+    if (form == &derived->form)
         *own = derived;
-        return &derived->form;
-    }
-    mem_free(derived);
-    return known;
+    else
+        mem_free(derived);
+    return form;
+}
+
+static bool hides_calls(const char *source) {
+    struct arena arena;
+    arena_open(&arena, DERIVE_BYTES_MAX);
+    bool hidden = tool_hides_calls(render_source, &(struct template_source){source, &arena});
+    arena_close(&arena);
+    return hidden;
 }
 
 void oai_close_tools(struct oai_tool_style *style) {
@@ -197,6 +205,8 @@ static struct oai_tool_style find_shown(const struct engine *engine, const char 
         style.form = tool_form_named(parser);
     else
         style.form = form_of(info->tool_template, &style.own);
+    style.hides_calls = style.form && !style.own && oai_can_write_calls(style.form) &&
+                        hides_calls(info->tool_template);
     return style;
 }
 

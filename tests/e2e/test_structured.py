@@ -30,10 +30,10 @@ CALL = """<tool_call>
 FAMILIES = {
     "qwen3_coder": "<tool_call><function=f><parameter=k>v", "seed_oss": "<seed:tool_call><function=f><parameter=k>v",
     "glm45": "<tool_call>f<arg_key>k</arg_key> <arg_value>v", "glm47": "<tool_call>f<arg_key>k</arg_key><arg_value>v",
-    "minimax_m2": '<minimax:tool_call><invoke name="f">', "deepseek_v3": "<｜tool▁call▁begin｜><｜tool▁sep｜>```json",
+    "minimax_m2": '<minimax:tool_call><invoke name="f">', "minimax_m3": ']<]minimax[>[<invoke name="f">', "deepseek_v3": "<｜tool▁call▁begin｜><｜tool▁sep｜>```json",
     "deepseek_v31": "<｜tool▁call▁begin｜><｜tool▁sep｜>", "deepseek_v32": "<｜DSML｜function_calls><｜DSML｜parameter",
     "kimi_k2": "<|tool_calls_section_begin|><|tool_call_argument_begin|>", "granite": "<|tool_call|><|start_of_role|>",
-    "command": "<|START_ACTION|>tool_name"}
+    "command": "<|START_ACTION|>tool_name", "lfm2": "<|tool_list_start|>", "gemma4": "<|tool_call>call:f{}<tool_call|>"}
 
 
 @pytest.fixture

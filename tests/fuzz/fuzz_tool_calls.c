@@ -20,12 +20,15 @@ struct meaning {
     struct buf out;
     size_t arguments; /* where those of the last call begin in it */
     enum tool_piece_kind kind;
-    size_t end; /* end of the last piece */
+    size_t end;   /* end of the last piece */
+    bool literal; /* the last piece ended a literal */
 };
 
-/* Arguments of a call in tags that has ended are JSON. */
+/* Arguments of a call that has ended are JSON where they are tags, or were read as literals to
+ * their end. */
 static void check_arguments(const struct meaning *m, const struct tool_reader *r) {
-    if (m->kind == TOOL_ARGUMENTS && r->tools->form->tags)
+    if (m->kind == TOOL_ARGUMENTS &&
+        (r->tools->form->tags || (r->tools->form->notation && m->literal)))
         CHECK(tool_json_is_value(m->out.data + m->arguments, m->out.size - m->arguments));
 }
 
@@ -44,6 +47,7 @@ static void add_pieces(struct meaning *m, struct tool_reader *r, const char *tex
         const char *at = tool_piece_text(&piece, text, &bytes);
         buf_add(&m->out, at, bytes);
         m->kind = piece.kind;
+        m->literal = r->phase == TOOL_IN_LITERAL && r->literal.depth == 0;
         m->end = piece.end;
     }
     CHECK(last || r->phase != TOOL_IN_TEXT || end - r->at < TOOL_HELD_MAX);
@@ -101,7 +105,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         {NULL, 0}};
     static const struct tool_parameter none[] = {{NULL, 0}};
     static const struct tool_parameter *const parameters[] = {some, none};
-    /* The last two are of shapes that only templates show (tool_derive.h). */
+    /* Shapes that only templates show (tool_derive.h). */
     static const struct tool_form section = {.name = "section",
                                              .shape = TOOL_SHAPE_TAGGED,
                                              .open = "<TOOLCALL>[",
@@ -118,6 +122,23 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
                                           .after = "}",
                                           .between = ", ",
                                           .close = "]<|end|>"};
+    static const struct constrain_tags raw_tags = {.open = "<param name=\"",
+                                                   .named = "\">",
+                                                   .gap = "",
+                                                   .value = "",
+                                                   .line = "",
+                                                   .close = "</param>",
+                                                   .after = "",
+                                                   .raw = {"<![CDATA[", "]]>"}};
+    static const struct tool_form raw = {.name = "raw",
+                                         .shape = TOOL_SHAPE_NAMED,
+                                         .open = "",
+                                         .before = "<function name=\"",
+                                         .arguments = "\">",
+                                         .after = "</function>",
+                                         .between = "",
+                                         .close = "",
+                                         .tags = &raw_tags};
     static const struct tool_form *const forms[] = {&tool_forms[TOOL_FORMAT_HERMES],
                                                     &tool_forms[TOOL_FORMAT_LLAMA3],
                                                     &tool_forms[TOOL_FORMAT_MISTRAL],
@@ -133,9 +154,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
                                                     &tool_forms[TOOL_FORMAT_COMMAND],
                                                     &tool_forms[TOOL_FORMAT_FUNCTIONARY],
                                                     &section,
-                                                    &weak};
-    const struct tool_set tools = {forms[(data[0] & 1) | (data[0] >> 1 & 14)], names, 2,
-                                   !(data[0] & 2), parameters};
+                                                    &weak,
+                                                    &tool_forms[TOOL_FORMAT_LFM2],
+                                                    &tool_forms[TOOL_FORMAT_GEMMA4],
+                                                    &raw,
+                                                    &tool_forms[TOOL_FORMAT_MINIMAX_M3]};
+    size_t form = (data[0] & 1) | (data[0] >> 1 & 30);
+    if (form >= sizeof forms / sizeof *forms) form &= 15;
+    const struct tool_set tools = {forms[form], names, 2, !(data[0] & 2), parameters};
     const char *text = (const char *)data + 2;
     const char *brace = memchr(text, '{', size - 2);
     struct meaning whole, cut;

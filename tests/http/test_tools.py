@@ -292,6 +292,11 @@ def test_qwen3_coder(start, fake):
 
 def tagged(form, name="f", **arguments):
     """A call as the templates of these families write it."""
+    if form == "lfm2":
+        return "<|tool_call_start|>[f(" + ", ".join(f"{k}={v if k != 's' else repr(v)}" for k, v in arguments.items()) + ")]<|tool_call_end|>"
+    if form == "gemma4":
+        words = {k: v if k == "n" else '{a:[1]}' if k == "o" else f'<|"|>{v}<|"|>' for k, v in arguments.items()}
+        return "<|tool_call>call:f{" + ",".join(f"{k}:{v}" for k, v in words.items()) + "}<tool_call|>"
     if form == "seed_oss":
         body = "".join(f"<parameter={k}>{v}</parameter>\n" for k, v in arguments.items())
         return f"<seed:tool_call>\n<function={name}>\n{body}</function>\n</seed:tool_call>"
@@ -303,7 +308,7 @@ def tagged(form, name="f", **arguments):
     return f"<tool_call>{name}{line}{body}</tool_call>"
 
 
-@pytest.mark.parametrize("form", ["seed_oss", "glm45", "glm47", "minimax_m2"])
+@pytest.mark.parametrize("form", ["seed_oss", "glm45", "glm47", "minimax_m2", "lfm2", "gemma4"])
 def test_families_with_tags(start, fake, form):
     """Streamed and whole are the same, with "auto", promised and strict (the fake writes what it is asked to)."""
     def tool(**fields):

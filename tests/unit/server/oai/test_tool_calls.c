@@ -710,6 +710,109 @@ Test(tool_calls, other_marks) {
         check(&tool_forms[cases[i].format], cases[i].text, cases[i].expected);
 }
 
+/* Arguments that are literals of Python, or of a notation of the model's own. */
+Test(tool_calls, other_notations) {
+#define LFM2(calls)  "<|tool_call_start|>[" calls "]<|tool_call_end|>"
+#define GEMMA(calls) "<|tool_call>call:" calls "<tool_call|>"
+#define Q            "<|\"|>"
+    static const char *const lfm2[][2] = {
+        {LFM2("f(s=\"Paris\", n=3)"), "<f|{\"s\": \"Paris\", \"n\": 3}>!"},
+        {LFM2("f()"), "<f|{}>!"},
+        {LFM2("f(a='x'), get_weather(b=True)") "Wait.",
+         "<f|{\"a\": \"x\"}><get_weather|{\"b\": true}>Wait.!"},
+        {"So. " LFM2("f(a=None)") LFM2("f(b=-1.5e3)"), "So. <f|{\"a\": null}><f|{\"b\": -1.5e3}>!"},
+        {LFM2("f(a={'b': [1, (2,), {\"c\": false}], 'd': null}, e=[], )"),
+         "<f|{\"a\": {\"b\": [1, [2], {\"c\": false}], \"d\": null}, \"e\": []}>!"},
+        {LFM2("f( a = 'it\\'s \"x\"\n' , b=\"\\u00e9\\x41\\\\\")"),
+         "<f|{ \"a\":  \"it's \\\"x\\\"\\u000a\" , \"b\": \"\xC3\xA9"
+         "A\\\\\"}>!"},
+        {LFM2("f(a=']<|tool_call_end|>')"), "<f|{\"a\": \"]<|tool_call_end|>\"}>!"},
+        {LFM2("f(gr\xC3\xB6\xC3\x9F"
+              "e=1, \xC3\xA9-x=2)"),
+         "<f|{\"gr\xC3\xB6\xC3\x9F"
+         "e\": 1, \"\xC3\xA9-x\": 2}>!"},
+        /* no literal: up to the end of the call */
+        {LFM2("f('x')") " So.", "<f|{'x')]> So.!"},
+        {LFM2("f(a=b)"), "<f|{\"a\": b)]>!"},
+        {LFM2("f(a=1 2)"), "<f|{\"a\": 1 2)]>!"},
+        {LFM2("g(a=1)"), LFM2("g(a=1)")},
+        {LFM2("f"), LFM2("f")},
+        {"[f(a=1)]", "[f(a=1)]"},
+        {"f(a=1)", "f(a=1)"},
+        /* the end of the text */
+        {"<|tool_call_start|>[f(a='x", "<f|{\"a\": \"x>"},
+        {"<|tool_call_start|>[f(a=12", "<f|{\"a\": >"},
+        {"<|tool_call_start|>[f(a=1,", "<f|{\"a\": 1>"},
+        {"<|tool_call_start|>[f(a=1)", "<f|{\"a\": 1}>!"},
+        {"<|tool_call_start|>[f(a=1), ", "<f|{\"a\": 1}>!"},
+    };
+    static const char *const gemma[][2] = {
+        {GEMMA("f{s:" Q "Paris" Q ",n:3}"), "<f|{\"s\": \"Paris\",\"n\": 3}>!"},
+        {GEMMA("f{}") GEMMA("get_weather{a:true}"), "<f|{}><get_weather|{\"a\": true}>!"},
+        {"So." GEMMA("f{a:None,b:null}") "Wait.", "So.<f|{\"a\": null,\"b\": null}>Wait.!"},
+        {GEMMA("f{a:{b:[1," Q "}<tool_call|>" Q "],c d:{}},e:[]}"),
+         "<f|{\"a\": {\"b\": [1,\"}<tool_call|>\"],\"c d\": {}},\"e\": []}>!"},
+        {GEMMA("f{a:" Q "a\n\"b\" \\ <|\" <" Q "," Q "x y" Q ":1}"),
+         "<f|{\"a\": \"a\\u000a\\\"b\\\" \\\\ <|\\\" <\",\"x y\":1}>!"},
+        {GEMMA("f{a:\"x\"}") "So.", "<f|{\"a\": \"x\"}>So.!"},
+        {GEMMA("f{a:(1,)}"), "<f|{\"a\": (1,)}>!"},
+        {GEMMA("g{}"), GEMMA("g{}")},
+        {"<|tool_call>call:f{a:" Q "x<|", "<f|{\"a\": \"x>"},
+    };
+    for (size_t i = 0; i < sizeof lfm2 / sizeof *lfm2; i++)
+        check(&tool_forms[TOOL_FORMAT_LFM2], lfm2[i][0], lfm2[i][1]);
+    for (size_t i = 0; i < sizeof gemma / sizeof *gemma; i++)
+        check(&tool_forms[TOOL_FORMAT_GEMMA4], gemma[i][0], gemma[i][1]);
+#undef LFM2
+#undef GEMMA
+#undef Q
+}
+
+/* Values in tags that are tags again. */
+Test(tool_calls, tags_that_nest) {
+#define NS "]<]minimax[>["
+#define CALL(arguments)                                                                            \
+    NS "<tool_call>\n" NS "<invoke name=\"f\">" arguments NS "</invoke>\n" NS "</tool_call>"
+#define IN(name, value) NS "<" name ">" value NS "</" name ">"
+    static const char *const cases[][2] = {
+        {CALL(""), "<f|{}>!"},
+        {"So." CALL(IN("s", "12") IN("n", "12")) "There.",
+         "So.<f|{\"s\": \"12\", \"n\": 12}>There.!"},
+        {CALL(IN("a", IN("item", "1") IN("item", IN("b", "x ]<") IN("c", "true")))),
+         "<f|{\"a\": [1, {\"b\": \"x ]<\", \"c\": true}]}>!"},
+        {CALL(IN("a", IN("b", IN("item", IN("item", "<i>")))) IN("d", "null")),
+         "<f|{\"a\": {\"b\": [[\"<i>\"]]}, \"d\": null}>!"},
+        {CALL(IN("l", "") IN("i", "{\"x\": 1}") IN("s", "")),
+         "<f|{\"l\": [], \"i\": {\"x\": 1}, \"s\": \"\"}>!"},
+        {NS "<tool_call>\n" NS "<invoke name=\"f\">" NS "<a>" NS "<b>x", "<f|{\"a\": {\"b\": \"x>"},
+    };
+    static const struct tool_parameter some[] = {
+        {"s", CONSTRAIN_TYPE_STRING}, {"l", CONSTRAIN_TYPE_ARRAY | CONSTRAIN_TYPE_NULL}, {NULL, 0}};
+    static const struct tool_parameter *const all[] = {some, some};
+    const struct tool_set tools = {&tool_forms[TOOL_FORMAT_MINIMAX_M3], names, 2, true, all};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        check_set(&tools, cases[i][0], cases[i][1]);
+#undef NS
+#undef CALL
+#undef IN
+}
+
+/* A number, a word or blanks that never end are not held back for ever. */
+Test(tool_calls, literals_hold_back_little) {
+    static const char *const begins[] = {"f(a=", "f(a=1,", "f(a"}, *const bytes[] = {"1", " ", " "};
+    for (size_t i = 0; i < 3; i++) {
+        struct buf text;
+        buf_open(&text, 1 << 16);
+        buf_fmt(&text, "<|tool_call_start|>[%s", begins[i]);
+        for (int k = 0; k < 2000; k++) buf_str(&text, bytes[i]);
+        const struct tool_set tools = {&tool_forms[TOOL_FORMAT_LFM2], names, 2, true, NULL};
+        struct tool_reader r = {.tools = &tools};
+        while (tool_reader_next(&r, text.data, text.size, false).kind != TOOL_MORE) continue;
+        cr_expect(text.size - r.at <= TOOL_LITERAL_HELD_MAX, "%s", begins[i]);
+        buf_close(&text);
+    }
+}
+
 /* The last mark ends a section, whoever has read it: an object behind it is no call. */
 Test(tool_calls, sections_end_at_their_last_mark) {
     static const char broken[] =
@@ -760,6 +863,9 @@ Test(tool_calls, templates_say_how) {
                  &tool_forms[TOOL_FORMAT_DEEPSEEK_V3]);
     cr_expect_eq(form_of_file("ibm-granite-granite-3.3-2B-Instruct"),
                  &tool_forms[TOOL_FORMAT_GRANITE]);
+    cr_expect_eq(form_of_file("google-gemma-4-31B-it"), &tool_forms[TOOL_FORMAT_GEMMA4]);
+    cr_expect_eq(tool_form_of("{{ 'List of tools: <|tool_list_start|>[' }}"),
+                 &tool_forms[TOOL_FORMAT_LFM2]);
     cr_expect_eq(form_of_file("GLM-4.6"), &tool_forms[TOOL_FORMAT_GLM45]);
     cr_expect_eq(form_of_file("Qwen3-Coder"), &tool_forms[TOOL_FORMAT_QWEN3_CODER]);
     cr_expect_eq(form_of_file("mistralai-Mistral-Nemo-Instruct-2407"),

@@ -3,24 +3,8 @@
 #include <criterion/criterion.h>
 #include <stdlib.h>
 
-#include "oai_case.h"
-#include "server/oai/tool_derive.h"
-#include "tests/unit/constrain/language.h"
-#include "text/chat.h"
-
-#define HERE KEEPD_SOURCE_DIR "/tests/data/jinja/"
-
-static char *read_file(const char *folder, const char *name, const char *end) {
-    char path[512], *data = NULL;
-    size_t room = 0;
-    snprintf(path, sizeof path, "%s%s%s", folder, name, end);
-    FILE *file = fopen(path, "r");
-    cr_assert(file, "%s", path);
-    ssize_t size = getdelim(&data, &room, '\0', file);
-    cr_assert(size > 0, "%s", path);
-    fclose(file);
-    return data;
-}
+#include "server/oai/fields.h"
+#include "tool_case.h"
 
 /* A body as the daemon reads and renders it. */
 static void render(const struct chat *chat, const char *body, struct buf *out) {
@@ -39,15 +23,6 @@ static void render(const struct chat *chat, const char *body, struct buf *out) {
     buf_add(out, text.text, text.size);
     arena_close(&arena);
     case_close(&c);
-}
-
-static struct chat *open_template(const char *name) {
-    char *source = read_file(HERE "templates/", name, ".jinja");
-    struct fault fault = {0};
-    struct chat *chat;
-    cr_assert_eq(chat_open(source, strlen(source), &chat, &fault), 0, "%s", fault.text);
-    free(source);
-    return chat;
 }
 
 static void check_line(const char *line) {
@@ -463,6 +438,126 @@ Test(oai_tools, promised_tags_keep_to_the_schema) {
     case_close(&c);
 }
 
+/* Promised calls in other notations keep to the schema, and their arguments are read as JSON. */
+Test(oai_tools, promised_literals_keep_to_the_schema) {
+#define Q "<|\"|>"
+    static const char body[] =
+        "{" MESSAGES ",\"tool_choice\":\"required\",\"tools\":[{\"type\":\"function\",\"function\":"
+        "{\"name\":\"f\",\"parameters\":{\"type\":\"object\",\"properties\":{\"s\":{\"type\":"
+        "\"string\",\"minLength\":2},\"n\":{\"type\":[\"integer\",\"null\"],\"maximum\":5},\"e\":"
+        "{\"enum\":[\"a b\",2,true]},\"o\":{\"type\":\"object\",\"properties\":{\"x y\":{\"type\":"
+        "\"boolean\"},\"l\":{\"type\":\"array\",\"items\":{\"type\":\"string\"}}}},\"a\":{}},"
+        "\"required\":[\"s\"]}}},{\"type\":\"function\",\"function\":{\"name\":\"g\"}}]}";
+    static const struct {
+        enum tool_format format;
+        const char *call, *arguments; /* NULL: not allowed */
+    } cases[] = {
+        {TOOL_FORMAT_LFM2, "f(s=\"ab\")", "{\"s\": \"ab\"}"},
+        {TOOL_FORMAT_LFM2, "f(s=\"a\\\"\\n\", n=5)", "{\"s\": \"a\\\"\\u000a\", \"n\": 5}"},
+        {TOOL_FORMAT_LFM2, "f(s=\"ab\", n=None)", "{\"s\": \"ab\", \"n\": null}"},
+        {TOOL_FORMAT_LFM2, "f(s=\"ab\", e=True)", "{\"s\": \"ab\", \"e\": true}"},
+        {TOOL_FORMAT_LFM2, "f(s=\"ab\", e=\"a b\", o={\"x y\": False, \"l\": [\"\", \"]\"]})",
+         "{\"s\": \"ab\", \"e\": \"a b\", \"o\": {\"x y\": false, \"l\": [\"\", \"]\"]}}"},
+        {TOOL_FORMAT_LFM2, "f(s=\"ab\", a={\"b\": [None, 1.5]})",
+         "{\"s\": \"ab\", \"a\": {\"b\": [null, 1.5]}}"},
+        {TOOL_FORMAT_LFM2, "f(s=\"a\")", NULL},
+        {TOOL_FORMAT_LFM2, "f(s='ab')", NULL},
+        {TOOL_FORMAT_LFM2, "f(s=\"a\\/\")", NULL},
+        {TOOL_FORMAT_LFM2, "f(s=\"ab\", n=6)", NULL},
+        {TOOL_FORMAT_LFM2, "f(s=\"ab\", n=null)", NULL},
+        {TOOL_FORMAT_LFM2, "f(s=\"ab\", x=1)", NULL},
+        {TOOL_FORMAT_LFM2, "f()", NULL},
+        {TOOL_FORMAT_GEMMA4, "f{s:" Q "ab" Q "}", "{\"s\": \"ab\"}"},
+        {TOOL_FORMAT_GEMMA4, "f{s:" Q "a\"\n" Q ",n:5}", "{\"s\": \"a\\\"\\u000a\",\"n\": 5}"},
+        {TOOL_FORMAT_GEMMA4, "f{s:" Q "ab" Q ",n:null,e:true}",
+         "{\"s\": \"ab\",\"n\": null,\"e\": true}"},
+        {TOOL_FORMAT_GEMMA4,
+         "f{s:" Q "ab" Q ",e:" Q "a b" Q ",o:{" Q "x y" Q ":false,l:[" Q Q "," Q "}" Q "]}}",
+         "{\"s\": \"ab\",\"e\": \"a b\",\"o\": {\"x y\":false,\"l\": [\"\",\"}\"]}}"},
+        {TOOL_FORMAT_GEMMA4, "f{s:" Q "ab" Q ",a:{b:[null,1.5]}}",
+         "{\"s\": \"ab\",\"a\": {\"b\": [null,1.5]}}"},
+        {TOOL_FORMAT_GEMMA4, "f{s:" Q "a" Q "}", NULL},
+        {TOOL_FORMAT_GEMMA4, "f{s:" Q "ab" Q Q "}", NULL},
+        {TOOL_FORMAT_GEMMA4, "f{s:" Q "ab" Q ", n:5}", NULL},
+        {TOOL_FORMAT_GEMMA4, "f{s:" Q "ab" Q ",n:6}", NULL},
+        {TOOL_FORMAT_GEMMA4, "f{s:\"ab\"}", NULL},
+        {TOOL_FORMAT_GEMMA4, "g{}", "{}"},
+        {TOOL_FORMAT_LFM2, "g()", "{}"},
+        {TOOL_FORMAT_LFM2, "g(a=1)", NULL},
+    };
+#undef Q
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct tool_form *form = &tool_forms[cases[i].format];
+        char text[512];
+        struct oai_case c;
+        struct buf out;
+        snprintf(text, sizeof text, "%s%s%s%s%s", form->open, form->before, cases[i].call,
+                 form->after, form->close);
+        buf_open(&out, 4096);
+        case_open(&c);
+        c.rules.tools.form = form;
+        cr_assert_eq(case_parse(&c, &oai_chat, body), 0, "%s", c.error.message);
+        struct language l = language_of(c.request.constraint);
+        cr_assert_eq(l.rc, 0, "%s", l.fault.text);
+        cr_expect_eq(language_holds(&l, text), cases[i].arguments != NULL, "%s", text);
+        read_calls(&c.request.tools, text, &out);
+        if (cases[i].arguments) cr_expect_str_eq(out.data + 1, cases[i].arguments, "%s", text);
+        language_close(&l);
+        case_close(&c);
+        buf_close(&out);
+    }
+}
+
+/* Promised values in tags that nest keep to the schema, and are read as what they are. */
+Test(oai_tools, promised_tags_nest) {
+#define NS              "]<]minimax[>["
+#define IN(name, value) NS "<" name ">" value NS "</" name ">"
+    static const char body[] =
+        "{" MESSAGES ",\"tool_choice\":\"required\",\"tools\":[{\"type\":\"function\",\"function\":"
+        "{\"name\":\"f\",\"parameters\":{\"type\":\"object\",\"properties\":{\"o\":{\"type\":"
+        "\"object\",\"properties\":{\"s\":{\"type\":\"string\"},\"n\":{\"type\":\"integer\"}},"
+        "\"required\":[\"s\"]},\"l\":{\"type\":\"array\",\"items\":{\"enum\":[\"a\",\"b\"]},"
+        "\"maxItems\":2},\"a\":{}}}}}]}";
+    static const struct {
+        const char *tags, *arguments; /* NULL: not allowed */
+    } cases[] = {
+        {"", "{}"},
+        {IN("o", IN("s", "x y") IN("n", "3")), "{\"o\": {\"s\": \"x y\", \"n\": 3}}"},
+        {IN("l", IN("item", "a") IN("item", "b")), "{\"l\": [\"a\", \"b\"]}"},
+        {IN("a", IN("item", IN("item", "1"))), "{\"a\": [[1]]}"},
+        {IN("a", "word"), "{\"a\": \"word\"}"},
+        {IN("o", IN("n", "3")), NULL},
+        {IN("o", IN("s", "12")), NULL},
+        {IN("o", IN("s", "x") IN("m", "y")), NULL},
+        {IN("o", ""), NULL},
+        {IN("l", IN("item", "c")), NULL},
+        {IN("l", IN("item", "a") IN("item", "a") IN("item", "a")), NULL},
+    };
+    const struct tool_form *form = &tool_forms[TOOL_FORMAT_MINIMAX_M3];
+    struct oai_case c;
+    case_open(&c);
+    c.rules.tools.form = form;
+    cr_assert_eq(case_parse(&c, &oai_chat, body), 0, "%s", c.error.message);
+    struct language l = language_of(c.request.constraint);
+    cr_assert_eq(l.rc, 0, "%s", l.fault.text);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[512];
+        struct buf out;
+        buf_open(&out, 4096);
+        snprintf(text, sizeof text, "%s%sf%s%s%s%s", form->open, form->before, form->arguments,
+                 cases[i].tags, form->after, form->close);
+        cr_expect_eq(language_holds(&l, text), cases[i].arguments != NULL, "%s", text);
+        read_calls(&c.request.tools, text, &out);
+        if (cases[i].arguments && *cases[i].tags)
+            cr_expect_str_eq(out.data + 1, cases[i].arguments, "%s", text);
+        buf_close(&out);
+    }
+    language_close(&l);
+    case_close(&c);
+#undef NS
+#undef IN
+}
+
 /* Promised calls have no members that the tool does not declare. */
 Test(oai_tools, promised_arguments_have_no_undeclared_members) {
     static const struct {
@@ -547,78 +642,6 @@ Test(oai_tools, every_template_renders_any_arguments) {
 
 /* --- every form --- */
 
-/* Writes an id in the place of each TOOL_ANY. */
-static void write_ids(struct buf *text) {
-    for (size_t i = 0; i < text->size; i++)
-        if (text->data[i] == TOOL_ANY) text->data[i] = '0';
-}
-
-/* Writes a call of f as its form says, with a text in the argument s. */
-static void write_call(const struct tool_form *form, const char *text, struct buf *out) {
-    const struct constrain_tags *tags = form->tags;
-    buf_fmt(out, "%sf%s", form->before, form->arguments);
-    if (tags)
-        buf_fmt(out, "%ss%s%s%s%s%s%s%s%s", tags->open, tags->named, tags->gap, tags->value,
-                tags->line, text, tags->line, tags->close, tags->after);
-    else
-        buf_fmt(out, "{\"s\": \"%s\"}", text);
-    buf_str(out, form->after);
-    write_ids(out);
-}
-
-/* Returns the arguments of all calls, with a ';' behind each, in `out`. */
-static void read_calls(const struct tool_set *tools, const char *text, struct buf *out) {
-    struct tool_reader reader = {.tools = tools};
-    struct tool_piece piece;
-    buf_clear(out);
-    while ((piece = tool_reader_next(&reader, text, strlen(text), true)).kind != TOOL_MORE) {
-        size_t size;
-        const char *at = tool_piece_text(&piece, text, &size);
-        if (piece.kind == TOOL_CALL) buf_char(out, ';');
-        if (piece.kind == TOOL_ARGUMENTS) buf_add(out, at, size);
-        if (piece.kind == TOOL_TEXT) buf_str(out, "TEXT");
-    }
-    buf_str(out, "");
-}
-
-static void check_form(const struct tool_form *form, const char *choice, bool promised) {
-    char body[512];
-    struct oai_case c;
-    struct buf text, out;
-    snprintf(body, sizeof body,
-             "{" MESSAGES "%s,\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\","
-             "\"strict\":true,\"parameters\":{\"type\":\"object\",\"properties\":{\"s\":{\"type\":"
-             "\"string\",\"maxLength\":3}},\"required\":[\"s\"]}}}]}",
-             choice);
-    buf_open(&text, 4096);
-    buf_open(&out, 4096);
-    case_open(&c);
-    c.rules.tools.form = form;
-    cr_assert_eq(case_parse(&c, &oai_chat, body), 0, "%s: %s", form->name, c.error.message);
-    cr_assert(c.request.constraint);
-    struct language l = language_of(c.request.constraint);
-    cr_assert_eq(l.rc, 0, "%s", l.fault.text);
-    cr_expect_eq(language_holds(&l, "So."), !promised, "%s", form->name);
-    buf_str(&text, form->open);
-    write_call(form, "abc", &text);
-    buf_str(&text, form->between);
-    write_call(form, "de", &text);
-    buf_str(&text, form->close);
-    write_ids(&text);
-    cr_expect(language_holds(&l, text.data), "%s: %s", form->name, text.data);
-    read_calls(&c.request.tools, text.data, &out);
-    cr_expect_str_eq(out.data, ";{\"s\": \"abc\"};{\"s\": \"de\"}", "%s", form->name);
-    buf_clear(&text);
-    buf_str(&text, form->open);
-    write_call(form, "abcd", &text);
-    buf_str(&text, form->close);
-    cr_expect_not(language_holds(&l, text.data), "%s: %s", form->name, text.data);
-    language_close(&l);
-    case_close(&c);
-    buf_close(&text);
-    buf_close(&out);
-}
-
 /* Calls are bound as they are read; with "auto" beside text, with "required" alone. */
 Test(oai_tools, every_form_binds_what_it_reads) {
     for (int i = 0; i < TOOL_FORMATS; i++) {
@@ -636,6 +659,7 @@ Test(oai_tools, free_text_holds_no_mark_of_its_form) {
         int count = tool_form_opens(&tool_forms[i], marks);
         cr_assert(count > 0);
         for (int k = 0; k < count; k++) {
+            if (!tool_mark_is_strong(&marks[k])) continue; /* begins no call alone */
             char text[128];
             snprintf(text, sizeof text, "So: %.*sf_g", (int)marks[k].size, marks[k].text);
             struct buf found;
@@ -693,19 +717,6 @@ Test(oai_tools, templates_write_calls_as_their_form_says) {
 
 /* --- forms that are found by rendering --- */
 
-struct rendering {
-    struct chat *chat;
-    struct arena arena;
-};
-
-static const char *render_probe(void *arg, const cJSON *context) {
-    struct rendering *r = arg;
-    struct chat_input input = {.context = context};
-    struct chat_text text;
-    struct fault fault;
-    return chat_render(r->chat, &input, &r->arena, &text, &fault) ? NULL : text.text;
-}
-
 /* Templates of families whose calls no code knows: what is read from their rendering is bound, and
  * read again, with the texts of the template. Those that a row knows are found, too. */
 Test(oai_tools, forms_are_found_in_what_templates_render) {
@@ -750,6 +761,70 @@ Test(oai_tools, forms_are_found_in_what_templates_render) {
         arena_close(&r.arena);
         chat_close(r.chat);
         free(derived);
+    }
+}
+
+/* Where the template shows no calls, they are written into the text, as the form is read. */
+static void check_hidden(const struct tool_form *form, const char *expected) {
+    static const char body[] =
+        "{\"messages\":[" USER
+        ",{\"role\":\"assistant\",\"content\":\"So.\",\"tool_calls\":[{\"id\":"
+        "\"1\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"s\\\": "
+        "\\\"a'\\\\\\\"\\\\n\\\", \\\"l\\\": [true, null, 1.5, {\\\"x y\\\": {}}]}\"}},"
+        "{\"id\":\"2\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}}]}"
+        "]" TOOLS "}";
+    struct oai_case c;
+    case_open(&c);
+    c.rules.tools = (struct oai_tool_style){.form = form, .hides_calls = true};
+    cr_assert(oai_can_write_calls(form));
+    cr_assert_eq(case_parse(&c, &oai_chat, body), 0, "%s", c.error.message);
+    const cJSON *messages = cJSON_GetObjectItem(c.request.context, "messages");
+    const cJSON *message = cJSON_GetArrayItem(messages, 1);
+    cr_expect_null(cJSON_GetObjectItem(message, "tool_calls"));
+    const char *text = cJSON_GetObjectItem(message, "content")->valuestring;
+    cr_expect_str_eq(text, expected);
+    static const char *const names[] = {"f"};
+    const struct tool_set tools = {form, names, 1, true, NULL};
+    struct buf out;
+    buf_open(&out, 4096);
+    read_calls(&tools, text, &out);
+    cJSON *read = cJSON_Parse(strchr(out.data, '{'));
+    cJSON *wanted = cJSON_Parse("{\"s\":\"a'\\\"\\n\",\"l\":[true,null,1.5,{\"x y\":{}}]}");
+    cr_expect(cJSON_Compare(read, wanted, true), "%s", out.data);
+    cJSON_Delete(read);
+    cJSON_Delete(wanted);
+    buf_close(&out);
+    case_close(&c);
+}
+
+Test(oai_tools, calls_that_a_template_hides_are_written_into_the_text) {
+    check_hidden(
+        &tool_forms[TOOL_FORMAT_LFM2],
+        "So.<|tool_call_start|>[f(s=\"a'\\\"\\n\", l=[True, None, 1.5, {\"x y\": {}}]), f()]"
+        "<|tool_call_end|>");
+    check_hidden(
+        &tool_forms[TOOL_FORMAT_GEMMA4],
+        "So.<|tool_call>call:f{s:<|\"|>a'\"\n<|\"|>,l:[true,null,1.5,{x y:{}}]}<tool_call|>"
+        "<|tool_call>call:f{}<tool_call|>");
+    check_hidden(&tool_forms[TOOL_FORMAT_GRANITE],
+                 "So.<|tool_call|>[{\"name\": \"f\", \"arguments\": {\"s\":\"a'\\\"\\n\",\"l\":"
+                 "[true,null,1.5,{\"x y\":{}}]}}, {\"name\": \"f\", \"arguments\": {}}]");
+}
+
+Test(oai_tools, templates_that_hide_calls_are_found) {
+    static const struct {
+        const char *template;
+        bool hides;
+    } cases[] = {
+        {"HuggingFaceTB-SmolLM3-3B", true}, {"ibm-granite-granite-3.3-2B-Instruct", true},
+        {"Qwen-Qwen3-0.6B", false},         {"GLM-4.6", false},
+        {"google-gemma-4-31B-it", false},   {"mistralai-Mistral-Nemo-Instruct-2407", false}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct rendering r = {.chat = open_template(cases[i].template)};
+        arena_open(&r.arena, (size_t)16 << 20);
+        cr_expect_eq(tool_hides_calls(render_probe, &r), cases[i].hides, "%s", cases[i].template);
+        arena_close(&r.arena);
+        chat_close(r.chat);
     }
 }
 
