@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "server/loop.h"
+#include "server/oai/records.h"
 
 void background_answer(struct exchange *ex) {
     ex->request.kind->form->unfinished(&ex->answer.body, &ex->facts, false);
@@ -12,8 +13,9 @@ void background_answer(struct exchange *ex) {
     exchange_ready(ex);
 }
 
-bool background_stays(const struct exchange *ex) {
-    return ex->request.background && ex->state == EXCHANGE_STREAMING;
+bool background_stays(const struct exchange *ex, bool answered) {
+    return ex->request.background && ex->state == EXCHANGE_STREAMING &&
+           (answered || ex->request.stream);
 }
 
 struct exchange *background_find(const struct server *server, const struct oai_owner *owner,
@@ -61,8 +63,40 @@ static void log_end(const struct exchange *ex, bool kept) {
 
 void background_end(struct exchange *ex) {
     const struct oai_error *error = ex->error.status ? &ex->error : NULL;
+    struct buf events;
     bool kept = false;
-    if (ex->cut != EXCHANGE_CUT_DELETED && !exchange_is_gone(ex))
-        kept = ex->request.kind->form->keep(&ex->facts, error);
+    buf_open(&events, OAI_RECORD_BYTES / OAI_RECORD_PART);
+    if (ex->cut != EXCHANGE_CUT_DELETED && !exchange_is_gone(ex)) {
+        if (ex->request.stream) stream_write(&events, ex);
+        kept = ex->request.kind->form->keep(&ex->facts, error, &events);
+    }
+    buf_close(&events);
     log_end(ex, kept);
+    /* Clients that still read its events are bounded by the connections. */
+    (void)ledger_set(&ex->server->ledger, &ex->entry, LEDGER_BACKGROUND, 0);
+}
+
+/* --- followers --- */
+
+void background_follow(struct exchange *ex, struct exchange *owner, uint64_t from) {
+    ex->stream.owner = owner;
+    ex->stream.events.from = from;
+    ex->next_follower = owner->followers;
+    owner->followers = ex;
+    owner->refs++;
+    conn_watch(ex->conn);
+}
+
+void background_unfollow(struct exchange *ex) {
+    struct exchange *owner = ex->stream.owner;
+    if (!owner || owner == ex) return;
+    struct exchange **at = &owner->followers;
+    while (*at != ex) at = &(*at)->next_follower;
+    *at = ex->next_follower;
+    exchange_unref(owner);
+}
+
+void background_wake(struct exchange *owner, int64_t now_ns) {
+    for (struct exchange *ex = owner->followers; ex; ex = ex->next_follower)
+        if (ex->suspended && stream_is_due(ex, now_ns)) exchange_resume(ex);
 }

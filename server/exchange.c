@@ -55,8 +55,12 @@ void exchange_queued(struct exchange *ex) {
 void exchange_gone(struct exchange *ex) {
     bool running = ex->state == EXCHANGE_RUNNING || ex->state == EXCHANGE_STREAMING;
     if (ex->state == EXCHANGE_WAITING) models_forget(ex);
-    if (!exchange_is_gone(ex)) exchange_set_state(ex, running ? EXCHANGE_CANCELLED : EXCHANGE_OVER);
-    exchange_cancel(ex);
+    if (background_stays(ex, false)) exchange_set_state(ex, EXCHANGE_BACKGROUND);
+    if (ex->state != EXCHANGE_BACKGROUND) {
+        if (!exchange_is_gone(ex))
+            exchange_set_state(ex, running ? EXCHANGE_CANCELLED : EXCHANGE_OVER);
+        exchange_cancel(ex);
+    }
     exchange_resume(ex);
 }
 
@@ -133,6 +137,7 @@ void exchange_unref(struct exchange *ex) {
     move_close(ex);
     exchange_drop_body(ex);
     ledger_leave(&server->ledger, &ex->entry);
+    background_unfollow(ex);
     stream_close(&ex->stream);
     oai_request_close(&ex->request);
     json_free(ex->tree);
@@ -175,6 +180,7 @@ void exchange_fail(struct exchange *ex) {
     const struct oai_error *error = &ex->error;
     struct answer *answer = &ex->answer;
     answer->status = error->status;
+    answer->content_type = NULL;
     if (error->status == 503 || error->status == 429)
         answer->retry_ms = ex->retry_ns > 0 ? (int)(ex->retry_ns / 1000000) + 1
                                             : stats_retry_ms(&ex->model->stats);
@@ -464,13 +470,14 @@ void exchange_order(struct exchange *ex, enum engine_order_kind kind, uint64_t c
 
 /* A failure before the header can still be an HTTP error, so the header waits for the first token,
  * but not for long: proxies close streams that send nothing while a prompt is read. A client that
- * asks for progress gets the header at once. */
+ * asks for progress gets the header at once; so does one of a response in the background, which
+ * must know the id to come back. */
 bool exchange_stream_ready(const struct exchange *ex, int64_t now_ns) {
     int64_t patience =
         ex->request.include_progress ? 0 : (int64_t)ex->server->options.timeouts.first * 1000000;
     if (!ex->request.stream || !ex->job_count) return false;
     if (ex->jobs_submitted < ex->job_count) return false; /* refused: not every job has choices */
-    if (ex->tokens_counted) return true;
+    if (ex->tokens_counted || ex->request.background) return true;
     if (ex->error.status) return false;
     return ex->state == EXCHANGE_FINISHED || now_ns - ex->received_ns > patience;
 }
@@ -479,10 +486,7 @@ static bool wants_resume(struct exchange *ex, int64_t now_ns) {
     if (ex->state == EXCHANGE_FINISHED || ex->state == EXCHANGE_SENDING) return true;
     if (!ex->request.stream) return ex->request.background;
     if (ex->state == EXCHANGE_RUNNING) return exchange_stream_ready(ex, now_ns);
-    if (stream_has_news(ex)) return true;
-    ex->stream.ping =
-        now_ns - ex->stream.last_output_ns > (int64_t)ex->server->options.timeouts.ping * 1000000;
-    return ex->stream.ping;
+    return stream_is_due(ex, now_ns);
 }
 
 /* The first failure ends the request, because an answer needs all its jobs. */
@@ -541,6 +545,7 @@ void exchange_poll(struct exchange *ex, int64_t now_ns) {
                                : ex->state == EXCHANGE_STREAMING ? EXCHANGE_SENDING
                                                                  : EXCHANGE_OVER);
     if (ex->suspended && wants_resume(ex, now_ns)) exchange_resume(ex);
+    background_wake(ex, now_ns);
     if (finished) end_wait(ex);
 }
 
@@ -589,7 +594,7 @@ void exchange_answer_wait(struct exchange *ex) {
         const struct oai_form *form = ex->request.kind->form;
         form->answer(&ex->answer.body, &ex->facts);
         ledger_charge(&ex->server->ledger, &ex->entry, ex->answer.body.capacity);
-        if (form->keep) (void)form->keep(&ex->facts, NULL);
+        if (form->keep) (void)form->keep(&ex->facts, NULL, NULL);
         ex->answer.status = 200;
     }
     if (ex->state == EXCHANGE_FINISHED) exchange_ready(ex);

@@ -71,7 +71,7 @@ struct answer {
 
 /* How much of one choice has been rendered as events. */
 struct stream_choice {
-    struct exchange *exchange; /* the owner; `facts` has the rest */
+    struct stream *stream;
     const struct engine_choice *source;
     int index;             /* as in struct oai_answer */
     uint32_t tokens_seen;  /* tokens processed */
@@ -88,9 +88,14 @@ struct stream_choice {
     bool begun, ended; /* ended: the events of the choice have ended, too */
 };
 
+/* The events of one client. Those of a response in the background can have several readers, each
+ * with a stream of its own. */
 struct stream {
+    struct exchange *owner; /* has the jobs: the exchange itself, or one in the background, to which
+                               this one holds a reference; NULL: there is no stream */
     struct oai_events events;
     size_t out_at;          /* position in events.out */
+    uint64_t turn_end;      /* number of events.tokens at which a turn of rendering ends */
     uint64_t progress_sent; /* prompt tokens; UINT64_MAX = nothing yet */
     struct stream_choice *choices;
     int next; /* the choice to render first (round robin) */
@@ -189,6 +194,8 @@ struct exchange {
     struct engine_order order; /* about a conversation; see exchange_order */
     struct move *move;         /* a conversation that comes or leaves; NULL = none */
     struct stream stream;
+    struct exchange *followers;     /* list of the exchanges that follow this one */
+    struct exchange *next_follower; /* in the list of stream.owner */
 };
 
 /* http.c: libmicrohttpd's callbacks */
@@ -248,11 +255,20 @@ void exchange_drop_body(struct exchange *exchange);
 
 /* background.c: responses that their clients ask for later. Such an exchange lives on without a
  * connection until the engine has finished; then the response is stored. It has places in the queue
- * and a deadline as other requests. */
+ * and a deadline as other requests. If it is streamed, its own client reads the events, and others
+ * may follow it: they read the same events from any one on, each at its own pace. Nothing is kept
+ * for them while it runs, because every stream renders the arrays of the jobs. Afterwards the
+ * events are stored with the response (OAI_RECORD_PART bounds both), and a follower that has not
+ * read to the end holds the arrays. */
 void background_answer(struct exchange *exchange); /* says "queued" */
-bool background_stays(
-    const struct exchange *exchange);           /* false: the exchange ends with its client */
+/* Returns whether the exchange goes on without its client. `answered`: the client has its whole
+ * answer; one of a stream may leave earlier. */
+bool background_stays(const struct exchange *exchange, bool answered);
 void background_end(struct exchange *exchange); /* after its jobs have finished */
+/* Makes an exchange follow a streamed response, from the event with this number on. */
+void background_follow(struct exchange *exchange, struct exchange *owner, uint64_t from);
+void background_unfollow(struct exchange *exchange);          /* if it follows one */
+void background_wake(struct exchange *owner, int64_t now_ns); /* followers with something to send */
 /* The owner's unfinished response with this id; NULL: there is none. */
 struct exchange *background_find(const struct server *server, const struct oai_owner *owner,
                                  const char *id);
@@ -284,7 +300,10 @@ int prepare_space(const struct exchange *exchange, const char *salt, uint8_t spa
 
 /* stream.c */
 int stream_queue(struct exchange *exchange); /* 200 and the reader; enum MHD_Result */
-bool stream_has_news(const struct exchange *exchange);
+/* Returns whether a stream that is open has something to send: events, or a sign of life. */
+bool stream_is_due(struct exchange *exchange, int64_t now_ns);
+/* Appends all events of an exchange whose jobs have finished. */
+void stream_write(struct buf *out, struct exchange *owner);
 void stream_close(struct stream *stream);
 
 /* load.c: the load as a response header, for balancers that request it (ORCA) */

@@ -421,7 +421,7 @@ static enum MHD_Result continue_request(struct exchange *ex, int64_t now_ns) {
     if (ex->suspended) return MHD_YES; /* the answer must first read the disk */
     if (ex->state == EXCHANGE_READY || in_background) {
         conn_set_state(ex->conn, CONN_BUSY);
-        return queue_answer(ex);
+        return ex->stream.owner ? (enum MHD_Result)stream_queue(ex) : queue_answer(ex);
     }
     exchange_suspend(ex); /* woken too early */
     return MHD_YES;
@@ -493,7 +493,7 @@ void http_completed(void *cls, struct MHD_Connection *connection, void **con_cls
     ex->conn = NULL;
     ex->connection = NULL;
     ex->suspended = false;
-    if (code == MHD_REQUEST_TERMINATED_COMPLETED_OK && background_stays(ex))
+    if (code == MHD_REQUEST_TERMINATED_COMPLETED_OK && background_stays(ex, true))
         exchange_set_state(ex, EXCHANGE_BACKGROUND);
     else
         exchange_gone(ex);

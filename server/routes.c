@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -331,7 +332,77 @@ static void refuse_response(struct exchange *ex, int rc, const char *id) {
     exchange_refuse(ex);
 }
 
+static const char *find_argument(struct exchange *ex, const char *name) {
+    return MHD_lookup_connection_value(ex->connection, MHD_GET_ARGUMENT_KIND, name);
+}
+
+/* Reads ?stream= and ?starting_after=. `from`: the number of the first event; -1: no stream. */
+static int find_stream(struct exchange *ex, int64_t *from) {
+    const char *wish = find_argument(ex, "stream"), *after = find_argument(ex, "starting_after");
+    const bool stream = wish && strcasecmp(wish, "true") == 0;
+    const bool number =
+        after && *after && strlen(after) <= 18 && strspn(after, "0123456789") == strlen(after);
+    *from = !stream ? -1 : number ? strtoll(after, NULL, 10) + 1 : 0;
+    if (wish && !stream && strcasecmp(wish, "false") != 0)
+        oai_refuse(&ex->error, 400, "invalid_value", "stream",
+                   "Invalid value for 'stream': expected true or false.");
+    else if (after && !stream)
+        oai_refuse(&ex->error, 400, "invalid_value", "starting_after",
+                   "Invalid value for 'starting_after': only allowed with stream=true.");
+    else if (after && !number)
+        oai_refuse(&ex->error, 400, "invalid_value", "starting_after",
+                   "Invalid value for 'starting_after': expected the sequence_number of an event, "
+                   "an integer of at least 0.");
+    else
+        return 0;
+    return exchange_refuse(ex);
+}
+
+/* Says why a response has no events; the first two reasons are in OpenAI's words. */
+static void refuse_stream(struct exchange *ex, bool background, bool streamed) {
+    oai_refuse(&ex->error, 400, "invalid_request_error", "stream",
+               !background ? "This response cannot be streamed because it was not created with "
+                             "background=true."
+               : !streamed ? "This response cannot be streamed because it was not created with "
+                             "stream=true."
+                           : "The events of this response were too long to be kept after its end. "
+                             "Ask for it without 'stream'.");
+    exchange_refuse(ex);
+}
+
+/* Streams a response from an event on: what is left of it if it has ended, else as it comes. */
+static int render_stream(struct exchange *ex, const struct oai_owner *owner, const char *id,
+                         uint64_t from) {
+    struct exchange *running = background_find(ex->server, owner, id);
+    struct buf events, *body = &ex->answer.body;
+    bool background = true, streamed = false;
+    int rc = 0;
+    if (running && running->request.stream) {
+        background_follow(ex, running, from);
+        return 0;
+    }
+    buf_open(&events, OAI_RECORD_BYTES);
+    if (!running)
+        rc = oai_records_find(ex->server->records, owner, id,
+                              (struct oai_record_parts){.events = &events,
+                                                        .background = &background,
+                                                        .streamed = &streamed});
+    if (rc == 0 && !events.size) {
+        refuse_stream(ex, background, streamed);
+    } else if (rc == 0) {
+        size_t at = oai_skip_stored_events(events.data, events.size, from);
+        buf_add(body, events.data + at, events.size - at);
+        if (at == events.size) buf_str(body, ": keepd\n\n");
+        ex->answer.content_type = "text/event-stream; charset=utf-8";
+    }
+    buf_close(&events);
+    return rc;
+}
+
 static int render_response(struct exchange *ex, const struct oai_owner *owner, const char *id) {
+    int64_t from;
+    if (find_stream(ex, &from)) return 0;
+    if (from >= 0) return render_stream(ex, owner, id, (uint64_t)from);
     const struct exchange *running = background_find(ex->server, owner, id);
     if (running) {
         background_render(&ex->answer.body, running);
@@ -339,10 +410,6 @@ static int render_response(struct exchange *ex, const struct oai_owner *owner, c
     }
     return oai_records_find(ex->server->records, owner, id,
                             (struct oai_record_parts){.answer = &ex->answer.body});
-}
-
-static const char *find_argument(struct exchange *ex, const char *name) {
-    return MHD_lookup_connection_value(ex->connection, MHD_GET_ARGUMENT_KIND, name);
 }
 
 /* Reads ?limit=, ?order= and ?after=. */
@@ -435,7 +502,7 @@ static void get_stored_response(struct exchange *ex) {
                                                             : render_response(ex, &owner, id);
         if (rc)
             refuse_response(ex, rc, id);
-        else if (ex->state == EXCHANGE_RECEIVING)
+        else if (ex->state == EXCHANGE_RECEIVING && !ex->stream.owner)
             exchange_hold_text(ex);
     }
     buf_close(&salt);

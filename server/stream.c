@@ -3,7 +3,8 @@
  * No output is queued per client: tokens lie in the job's arrays, and the reader renders the tokens
  * not yet sent when the socket accepts more. So a slow client costs a few
  * kilobytes here and nothing in the engine. One event per token (a token that ends inside a
- * character joins the next), so the bytes of a stream do not depend on timing. */
+ * character joins the next), so the bytes of a stream do not depend on timing. Streams of the same
+ * response are therefore equal: each renders the job's arrays for itself, from any event on. */
 #include <string.h>
 
 #include "base/check.h"
@@ -13,6 +14,7 @@
 #include "server/loop.h"
 
 #define OUT_BYTES_SOFT ((size_t)16 << 10)  /* stop rendering more tokens */
+#define TURN_TOKENS    1024                /* the same, where their events are left out */
 #define OUT_BYTES_MAX  ((size_t)256 << 20) /* one event with every kept position */
 #define HEAD_BYTES_MAX 4096
 #define BLOCK_BYTES                                                                                \
@@ -28,8 +30,12 @@ void stream_close(struct stream *stream) {
 
 /* --- from the jobs to events --- */
 
-static const struct oai_form *stream_form(const struct exchange *ex) {
-    return ex->request.kind->form;
+static const struct oai_form *stream_form(const struct stream *stream) {
+    return stream->owner->request.kind->form;
+}
+
+static bool has_finished(const struct exchange *owner) {
+    return owner->jobs_finished == owner->job_count;
 }
 
 static bool is_failure(int finish) {
@@ -37,8 +43,8 @@ static bool is_failure(int finish) {
 }
 
 static bool delta_joins_end(const struct stream_choice *c) {
-    const struct oai_form *form = stream_form(c->exchange);
-    return form->joins_end && form->joins_end(&c->exchange->request);
+    const struct oai_form *form = stream_form(c->stream);
+    return form->joins_end && form->joins_end(&c->stream->owner->request);
 }
 
 /* Returns whether a delta is sent with the end of its choice: the token at which the length ends
@@ -52,21 +58,21 @@ static bool goes_with_end(const struct stream_choice *c, const struct oai_delta 
 }
 
 static void emit_delta(struct stream_choice *c, const struct oai_delta *delta) {
-    struct oai_events *events = &c->exchange->stream.events;
-    if (c->holds) stream_form(c->exchange)->delta(events, &c->held);
+    struct oai_events *events = &c->stream->events;
+    if (c->holds) stream_form(c->stream)->delta(events, &c->held);
     c->holds = goes_with_end(c, delta);
     c->held = *delta;
-    if (!c->holds) stream_form(c->exchange)->delta(events, delta);
+    if (!c->holds) stream_form(c->stream)->delta(events, delta);
 }
 
 /* Sends a delta with the scores of all tokens up to tokens_seen that were not sent yet. */
 static void send_delta(struct stream_choice *c, enum tool_piece_kind kind, const char *text,
                        size_t size) {
-    struct exchange *ex = c->exchange;
+    const struct exchange *owner = c->stream->owner;
     uint32_t end = c->tokens_seen;
-    if (c->voice.thinking && ex->request.hide_reasoning) return;
-    if (c->finish && end > oai_shown_count(&ex->facts, c->index))
-        end = oai_shown_count(&ex->facts, c->index);
+    if (c->voice.thinking && owner->request.hide_reasoning) return;
+    if (c->finish && end > oai_shown_count(&owner->facts, c->index))
+        end = oai_shown_count(&owner->facts, c->index);
     struct oai_delta delta = {
         .index = c->index,
         .kind = kind,
@@ -91,7 +97,7 @@ static void send_text(struct stream_choice *c, size_t begin, size_t end, bool la
     const char *text = c->source->text;
     struct tool_piece piece;
     if (c->voice.hidden) return;
-    if (c->voice.thinking || !oai_reads_calls(&c->exchange->facts)) {
+    if (c->voice.thinking || !oai_reads_calls(&c->stream->owner->facts)) {
         if (end > begin) send_delta(c, TOOL_TEXT, text + begin, end - begin);
         return;
     }
@@ -124,7 +130,7 @@ static void end_voice(struct stream_choice *c, size_t end) {
 /* Changes the voice. The tokens say the name and the end of a call: it ends here, or begins after
  * the text up to `end`. */
 static void change_voice(struct stream_choice *c, const struct oai_voice *next, size_t end) {
-    const struct tool_set *tools = &c->exchange->request.tools;
+    const struct tool_set *tools = &c->stream->owner->request.tools;
     if (c->voice.calling) {
         if (c->voice.bare && (tools->parallel || c->calls.calls == 1))
             send_delta(c, TOOL_BARE, "", 0);
@@ -141,21 +147,24 @@ static void change_voice(struct stream_choice *c, const struct oai_voice *next, 
 /* Returns whether the next token waits for the end of the choice, with which it will be one event.
  */
 static bool waits_for_end(const struct stream_choice *c, const struct engine_seen *p) {
-    const struct engine_request *request = &oai_job_of(&c->exchange->facts, c->index)->request;
+    const struct oai_answer *facts = &c->stream->owner->facts;
+    const struct engine_request *request = &oai_job_of(facts, c->index)->request;
     return !p->finish && c->tokens_seen + 1 == (uint32_t)request->max_tokens && delta_joins_end(c);
 }
 
 /* Sends tokens whose text is final: it ends neither inside a character nor inside what may become a
  * stop string. */
 static void send_tokens(struct stream_choice *c, const struct engine_seen *p) {
-    struct exchange *ex = c->exchange;
-    while (c->tokens_seen < p->tokens && ex->stream.events.out.size < OUT_BYTES_SOFT) {
+    struct stream *stream = c->stream;
+    struct oai_events *events = &stream->events;
+    while (c->tokens_seen < p->tokens && events->out.size < OUT_BYTES_SOFT &&
+           events->tokens < stream->turn_end) {
         const struct engine_token *token = &c->source->tokens[c->tokens_seen];
         size_t begin = c->tokens_seen ? token[-1].text_end : 0, end = token->text_end;
         struct oai_voice next = c->voice;
         if ((end > p->text && !p->finish) || waits_for_end(c, p)) return;
         if (end > p->text) end = p->text;
-        bool tag = oai_voice_step(&next, &ex->facts, token->token);
+        bool tag = oai_voice_step(&next, &stream->owner->facts, token->token);
         if (tag) {
             end_voice(c, begin < end ? begin : end);
             c->text_shown = end;
@@ -163,7 +172,7 @@ static void send_tokens(struct stream_choice *c, const struct engine_seen *p) {
         }
         c->voice = next;
         c->tokens_seen++;
-        ex->stream.events.tokens++;
+        events->tokens++;
         send_characters(c, end);
     }
 }
@@ -171,75 +180,80 @@ static void send_tokens(struct stream_choice *c, const struct engine_seen *p) {
 /* Returns whether progress is due. The first event waits until all prompts have begun, and says how
  * much was found in conversations. The last one says that everything is read; so do the tokens
  * after it. */
-static bool next_progress(const struct exchange *ex, uint64_t *read) {
-    uint64_t sent = ex->stream.progress_sent;
-    if (!ex->request.include_progress || ex->error.status) return false;
-    *read = sent == UINT64_MAX ? oai_prompt_cached(&ex->facts) : oai_prompt_read(&ex->facts);
+static bool next_progress(const struct stream *stream, uint64_t *read) {
+    const struct exchange *owner = stream->owner;
+    uint64_t sent = stream->progress_sent;
+    if (!owner->request.include_progress || owner->error.status) return false;
+    *read = sent == UINT64_MAX ? oai_prompt_cached(&owner->facts) : oai_prompt_read(&owner->facts);
     if (sent != UINT64_MAX) return *read > sent;
-    for (int i = 0; i < ex->job_count; i++)
-        if (!atomic_load_explicit(&ex->jobs[i].admitted, memory_order_acquire)) return false;
+    for (int i = 0; i < owner->job_count; i++)
+        if (!atomic_load_explicit(&owner->jobs[i].admitted, memory_order_acquire)) return false;
     return true;
 }
 
-static void send_note(struct exchange *ex) {
-    struct oai_events *events = &ex->stream.events;
-    stream_form(ex)->progress(events);
+static void send_note(struct stream *stream) {
+    struct oai_events *events = &stream->events;
+    stream_form(stream)->progress(events);
     buf_inherit(&events->out, &events->note);
     buf_clear(&events->note);
 }
 
-static void send_progress(struct exchange *ex) {
+static void send_progress(struct stream *stream) {
     uint64_t read;
-    while (next_progress(ex, &read)) {
-        oai_render_progress(&ex->stream.events.note, &ex->facts, read);
-        send_note(ex);
-        ex->stream.progress_sent = read;
+    while (next_progress(stream, &read)) {
+        oai_render_progress(&stream->events.note, &stream->owner->facts, read);
+        send_note(stream);
+        stream->progress_sent = read;
     }
 }
 
-static bool held_has_news(const struct exchange *ex) {
-    return !ex->error.status && engine_held_is_new(&ex->jobs[0]);
+static bool held_has_news(const struct exchange *owner) {
+    return !owner->error.status && engine_held_is_new(&owner->jobs[0]);
 }
 
-static void send_held(struct exchange *ex) {
-    const struct engine_held *held = held_has_news(ex) ? engine_see_held(&ex->jobs[0]) : NULL;
+static void send_held(struct stream *stream) {
+    struct exchange *owner = stream->owner;
+    const struct engine_held *held = held_has_news(owner) ? engine_see_held(&owner->jobs[0]) : NULL;
     if (!held) return;
-    oai_render_held(&ex->stream.events.note, &ex->facts, held);
-    send_note(ex);
+    oai_render_held(&stream->events.note, &owner->facts, held);
+    send_note(stream);
 }
 
 static void begin_stream_choice(struct stream_choice *c) {
-    struct exchange *ex = c->exchange;
+    struct stream *stream = c->stream;
     c->begun = true;
-    send_progress(ex);
-    c->calls.tools = &ex->request.tools;
-    c->voice = oai_voice_open(&ex->facts, c->index);
-    if (stream_form(ex)->begin) stream_form(ex)->begin(&ex->stream.events, c->index, &c->offset);
+    send_progress(stream);
+    c->calls.tools = &stream->owner->request.tools;
+    c->voice = oai_voice_open(&stream->owner->facts, c->index);
+    if (stream_form(stream)->begin)
+        stream_form(stream)->begin(&stream->events, c->index, &c->offset);
 }
 
 static void end_stream_choice(struct stream_choice *c, const struct engine_seen *p) {
-    struct exchange *ex = c->exchange;
+    struct stream *stream = c->stream;
+    const struct exchange *owner = stream->owner;
     end_voice(c, p->text);
     c->voice.thinking = false;
-    if (ex->request.logprobs >= 0 && c->tokens_shown < oai_shown_count(&ex->facts, c->index))
+    if (owner->request.logprobs >= 0 && c->tokens_shown < oai_shown_count(&owner->facts, c->index))
         send_delta(c, TOOL_TEXT, "", 0);
     const struct oai_delta nothing = {.index = c->index,
                                       .text = "",
                                       .ids_begin = c->tokens_sent,
                                       .ids_end = c->tokens_seen,
                                       .offset = &c->offset};
-    if (stream_form(ex)->finish && !is_failure(p->finish))
-        stream_form(ex)->finish(&ex->stream.events, c->holds ? &c->held : &nothing,
-                                tool_reader_called(&c->calls));
+    if (stream_form(stream)->finish && !is_failure(p->finish))
+        stream_form(stream)->finish(&stream->events, c->holds ? &c->held : &nothing,
+                                    tool_reader_called(&c->calls));
     c->ended = true;
 }
 
 /* Renders a choice. The end of the last choice waits for the end of the request, so that finish,
  * usage and [DONE] are one write. */
 static void render_choice(struct stream_choice *c, bool last) {
+    const struct exchange *owner = c->stream->owner;
     struct engine_seen p = engine_see_choice(c->source);
-    if (last && c->exchange->state == EXCHANGE_STREAMING) p.finish = ENGINE_RUNNING;
-    if (p.finish) p.text = oai_shown_size(&c->exchange->facts, c->index);
+    if (last && !has_finished(owner)) p.finish = ENGINE_RUNNING;
+    if (p.finish) p.text = oai_shown_size(&owner->facts, c->index);
     if (c->ended || (!p.tokens && !p.finish)) return;
     c->finish = p.finish;
     if (!c->begun && (p.tokens || !is_failure(p.finish))) begin_stream_choice(c);
@@ -247,13 +261,24 @@ static void render_choice(struct stream_choice *c, bool last) {
     if (p.finish && c->tokens_seen == p.tokens) end_stream_choice(c, &p);
 }
 
-static void render_events(struct exchange *ex) {
-    struct stream *stream = &ex->stream;
-    int count = oai_choice_count(&ex->facts);
+/* Ends the events. A response in the background is stored by background_end. */
+static void end_events(struct stream *stream) {
+    const struct exchange *owner = stream->owner;
+    const struct oai_error *error = owner->error.status ? &owner->error : NULL;
+    const struct oai_form *form = stream_form(stream);
+    if (form->keep && !error && !owner->request.background)
+        (void)form->keep(&owner->facts, NULL, NULL);
+    form->end(&stream->events, error);
+    stream->ended = true;
+}
+
+static void render_events(struct stream *stream) {
+    int count = oai_choice_count(&stream->owner->facts);
     buf_clear(&stream->events.out);
     stream->out_at = 0;
-    send_progress(ex);
-    send_held(ex);
+    stream->turn_end = stream->events.tokens + TURN_TOKENS;
+    send_progress(stream);
+    send_held(stream);
     for (int i = 0; i < count; i++) {
         struct stream_choice *c = &stream->choices[(stream->next + i) % count];
         if (c->ended) continue;
@@ -261,10 +286,7 @@ static void render_events(struct exchange *ex) {
         stream->left -= c->ended;
     }
     stream->next = (stream->next + 1) % count;
-    if (stream->left) return;
-    if (stream_form(ex)->keep && !ex->error.status) (void)stream_form(ex)->keep(&ex->facts, NULL);
-    stream_form(ex)->end(&stream->events, ex->error.status ? &ex->error : NULL);
-    stream->ended = true;
+    if (!stream->left) end_events(stream);
 }
 
 static bool choice_has_news(const struct stream_choice *c) {
@@ -275,12 +297,52 @@ static bool choice_has_news(const struct stream_choice *c) {
             !waits_for_end(c, &p));
 }
 
-bool stream_has_news(const struct exchange *ex) {
+static bool has_news(const struct stream *stream) {
+    const struct exchange *owner = stream->owner;
     uint64_t read;
-    if (ex->state == EXCHANGE_SENDING || next_progress(ex, &read) || held_has_news(ex)) return true;
-    for (int i = 0; i < oai_choice_count(&ex->facts); i++)
-        if (choice_has_news(&ex->stream.choices[i])) return true;
+    if (has_finished(owner) || next_progress(stream, &read) || held_has_news(owner)) return true;
+    for (int i = 0; i < oai_choice_count(&owner->facts); i++)
+        if (choice_has_news(&stream->choices[i])) return true;
     return false;
+}
+
+bool stream_is_due(struct exchange *ex, int64_t now_ns) {
+    struct stream *stream = &ex->stream;
+    if (has_news(stream)) return true;
+    stream->ping =
+        now_ns - stream->last_output_ns > (int64_t)ex->server->options.timeouts.ping * 1000000;
+    return stream->ping;
+}
+
+static int open_stream(struct stream *stream, struct exchange *owner) {
+    stream->owner = owner;
+    stream->left = oai_choice_count(&owner->facts);
+    stream->choices = mem_try_alloc((size_t)stream->left, sizeof *stream->choices);
+    if (!stream->choices) return ERR_NOMEM;
+    for (int i = 0; i < stream->left; i++)
+        stream->choices[i] = (struct stream_choice){
+            .stream = stream, .source = oai_choice_of(&owner->facts, i), .index = i};
+    stream->events.answer = &owner->facts;
+    stream->progress_sent = UINT64_MAX;
+    stream->ping = true; /* the stream begins with a comment, unless there are tokens */
+    buf_open(&stream->events.head, HEAD_BYTES_MAX);
+    buf_open(&stream->events.out, OUT_BYTES_MAX);
+    buf_open(&stream->events.note, OUT_BYTES_MAX);
+    stream_form(stream)->open(&stream->events);
+    return stream->events.head.failed ? ERR_NOMEM : 0;
+}
+
+void stream_write(struct buf *out, struct exchange *owner) {
+    struct stream stream = {0};
+    CHECK(has_finished(owner));
+    if (open_stream(&stream, owner)) stream.events.out.failed = true;
+    for (;;) {
+        buf_inherit(out, &stream.events.out);
+        buf_add(out, stream.events.out.data, stream.events.out.size);
+        if (stream.ended || out->failed) break;
+        render_events(&stream);
+    }
+    stream_close(&stream);
 }
 
 /* --- libmicrohttpd's reader --- */
@@ -300,16 +362,18 @@ static ssize_t copy_events(struct exchange *ex, char *to, size_t max) {
 }
 
 /* Ends the stream with an error in place of an event that is too long. Nothing that was rendered in
- * this turn has been sent yet. */
+ * this turn has been sent yet. In the background others may read the same events, and the stream
+ * breaks off. */
 static void end_too_long(struct exchange *ex) {
     struct oai_events *events = &ex->stream.events;
+    if (ex->stream.owner->request.background) return;
     oai_refuse(&ex->error, 400, "invalid_value", NULL,
                "The stream ends here: an event of it would be longer than %zu bytes. Please ask "
                "for fewer choices, tokens or logprobs.",
                OUT_BYTES_MAX);
     exchange_cancel(ex);
     buf_clear(&events->out);
-    stream_form(ex)->end(events, &ex->error);
+    stream_form(&ex->stream)->end(events, &ex->error);
     ex->stream.ended = true;
 }
 
@@ -317,12 +381,14 @@ static ssize_t read_event_stream(void *cls, uint64_t position, char *to, size_t 
     struct exchange *ex = cls;
     struct stream *stream = &ex->stream;
     (void)position;
-    if (exchange_is_gone(ex)) return MHD_CONTENT_READER_END_WITH_ERROR;
+    if (exchange_is_gone(ex) || ex->state == EXCHANGE_BACKGROUND)
+        return MHD_CONTENT_READER_END_WITH_ERROR;
     if (stream->out_at < stream->events.out.size) return copy_events(ex, to, max);
     if (stream->ended) return MHD_CONTENT_READER_END_OF_STREAM;
-    render_events(ex);
+    render_events(stream);
     if (!stream->events.out.size && stream->ping)
-        buf_str(&stream->events.out, stream_form(ex)->ping ? stream_form(ex)->ping : ": keepd\n\n");
+        buf_str(&stream->events.out,
+                stream_form(stream)->ping ? stream_form(stream)->ping : ": keepd\n\n");
     stream->ping = false;
     if (stream->events.out.full) end_too_long(ex);
     if (stream->events.out.failed) {
@@ -330,42 +396,28 @@ static ssize_t read_event_stream(void *cls, uint64_t position, char *to, size_t 
         return MHD_CONTENT_READER_END_WITH_ERROR;
     }
     if (stream->events.out.size) return copy_events(ex, to, max);
+    if (stream->ended) return MHD_CONTENT_READER_END_OF_STREAM;
     exchange_suspend(ex);
+    if (stream->events.tokens == stream->turn_end) exchange_resume(ex); /* others have their turn */
     return 0;
 }
 
-static int open_event_stream(struct exchange *ex) {
-    struct stream *stream = &ex->stream;
-    stream->left = oai_choice_count(&ex->facts);
-    stream->choices = mem_try_alloc((size_t)stream->left, sizeof *stream->choices);
-    if (!stream->choices) return ERR_NOMEM;
-    for (int i = 0; i < stream->left; i++)
-        stream->choices[i] = (struct stream_choice){
-            .exchange = ex, .source = oai_choice_of(&ex->facts, i), .index = i};
-    stream->events.answer = &ex->facts;
-    stream->progress_sent = UINT64_MAX;
-    stream->ping = true; /* the stream begins with a comment, unless there are tokens */
-    buf_open(&stream->events.head, HEAD_BYTES_MAX);
-    buf_open(&stream->events.out, OUT_BYTES_MAX);
-    buf_open(&stream->events.note, OUT_BYTES_MAX);
-    stream_form(ex)->open(&stream->events);
-    return stream->events.head.failed ? ERR_NOMEM : 0;
-}
-
 int stream_queue(struct exchange *ex) {
+    struct stream *stream = &ex->stream;
     struct MHD_Response *response = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK_BYTES,
                                                                       read_event_stream, ex, NULL);
     if (!response) return MHD_NO;
     exchange_queued(ex);
-    ex->stream.last_output_ns = clock_ns();
-    const char *type = stream_form(ex)->stream_type;
+    stream->last_output_ns = clock_ns();
+    int rc = open_stream(stream, stream->owner ? stream->owner : ex);
+    const char *type = stream_form(stream)->stream_type;
     MHD_add_response_header(response, "Content-Type",
                             type ? type : "text/event-stream; charset=utf-8");
     MHD_add_response_header(response, "Cache-Control", "no-cache");
     MHD_add_response_header(response, "X-Accel-Buffering", "no");
     http_add_common_headers(ex, response);
-    enum MHD_Result rc =
-        open_event_stream(ex) ? MHD_NO : MHD_queue_response(ex->connection, MHD_HTTP_OK, response);
+    enum MHD_Result result =
+        rc ? MHD_NO : MHD_queue_response(ex->connection, MHD_HTTP_OK, response);
     MHD_destroy_response(response);
-    return rc;
+    return result;
 }

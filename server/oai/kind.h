@@ -21,6 +21,8 @@ struct oai_events {
     uint64_t tokens; /* sum over the choices of the tokens shown in events; independent of timing */
     struct oai_items items; /* used by forms that answer with items */
     uint64_t sequence;      /* events so far, where they are numbered */
+    uint64_t from;          /* number of the first event that is written */
+    size_t begun;           /* where the open event begins in `out` */
 };
 
 /* One delta of one choice. */
@@ -84,9 +86,11 @@ struct oai_form {
     const char *ping;        /* an event that says that a stream lives; NULL: a comment */
     void (*answer)(struct buf *out, const struct oai_answer *answer); /* all choices finished */
     /* Stores an answer whose choices have all finished, before its last bytes are sent. An answer
-     * in the background is also stored if it failed (`error`; NULL: it did not) or was cancelled.
-     * Returns false if it should be stored and is not. May be NULL. */
-    bool (*keep)(const struct oai_answer *answer, const struct oai_error *error);
+     * in the background is also stored if it failed (`error`; NULL: it did not) or was cancelled,
+     * and the events of its stream with it, if there is room for them (`events`; NULL: it has
+     * none). Returns false if it should be stored and is not. May be NULL. */
+    bool (*keep)(const struct oai_answer *answer, const struct oai_error *error,
+                 const struct buf *events);
     /* Writes an answer in the background that has not finished, or was cancelled. NULL: this kind
      * has no such answers. `begun`: the engine works for it. */
     void (*unfinished)(struct buf *out, const struct oai_answer *answer, bool begun);

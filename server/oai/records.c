@@ -16,7 +16,7 @@ struct holder {
 };
 
 /* A stored response. Its parts follow this struct in the same allocation: tokens, id, salt, items,
- * answer. */
+ * answer, events. */
 struct row {
     struct row *next, *prev; /* in the order of their last use, the newest first */
     int refs;                /* one reference for the table; the last one frees the row */
@@ -152,7 +152,8 @@ int oai_records_put(struct oai_records *records, const struct oai_owner *owner, 
                     const struct oai_record *record) {
     size_t id_size = strlen(id), salt_size = strlen(owner->salt);
     size_t size = sizeof(struct row) + id_size + salt_size + record->items_size +
-                  record->answer_size + 4 + record->token_count * sizeof *record->tokens;
+                  record->answer_size + record->events_size + 5 +
+                  record->token_count * sizeof *record->tokens;
     if (size > records->bytes_max / OAI_RECORD_PART || !records->count_max) return ERR_LIMIT;
     struct row *row = mem_try_alloc(1, size);
     if (!row) return ERR_NOMEM;
@@ -168,9 +169,12 @@ int oai_records_put(struct oai_records *records, const struct oai_owner *owner, 
                                      .input_size = record->input_size};
     row->texts.answer = copy(&to, record->answer, record->answer_size);
     row->texts.answer_size = record->answer_size;
+    row->texts.events = copy(&to, record->events, record->events_size);
+    row->texts.events_size = record->events_size;
     row->texts.tokens = tokens;
     row->texts.token_count = record->token_count;
     row->texts.background = record->background;
+    row->texts.streamed = record->streamed;
     row->texts.model = record->model;
     pthread_mutex_lock(&records->lock);
     struct holder *holder = hold(records, owner->key);
@@ -186,7 +190,7 @@ int oai_records_put(struct oai_records *records, const struct oai_owner *owner, 
 
 int oai_records_find(struct oai_records *records, const struct oai_owner *owner, const char *id,
                      struct oai_record_parts parts) {
-    struct buf *const all[] = {parts.items, parts.input, parts.answer, parts.tokens};
+    struct buf *const all[] = {parts.items, parts.input, parts.answer, parts.events, parts.tokens};
     bool failed = false;
     pthread_mutex_lock(&records->lock);
     struct row *row = find(records, owner, id);
@@ -197,7 +201,9 @@ int oai_records_find(struct oai_records *records, const struct oai_owner *owner,
         if (parts.items) buf_add(parts.items, t->items, t->items_size);
         if (parts.input) buf_add(parts.input, t->items, t->input_size);
         if (parts.answer) buf_add(parts.answer, t->answer, t->answer_size);
+        if (parts.events) buf_add(parts.events, t->events, t->events_size);
         if (parts.background) *parts.background = t->background;
+        if (parts.streamed) *parts.streamed = t->streamed;
         if (parts.tokens && parts.model == t->model)
             buf_add(parts.tokens, t->tokens, t->token_count * sizeof *t->tokens);
     }

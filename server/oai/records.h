@@ -31,7 +31,10 @@ struct oai_record {
     size_t answer_size;
     const int32_t *tokens; /* ids of prompt and answer, as the model had them */
     size_t token_count;
-    bool background; /* computed in the background */
+    bool background;    /* computed in the background */
+    bool streamed;      /* with events */
+    const char *events; /* the events of its stream; "" = not kept */
+    size_t events_size;
     /* The model whose tokens these are: its name, which outlives the table. Models are told apart
      * by the address. */
     const char *model;
@@ -51,8 +54,8 @@ int oai_records_put(struct oai_records *records, const struct oai_owner *owner, 
                     const struct oai_record *record);
 /* The buffers that get a record's parts; each may be NULL. ERR_NOTFOUND, ERR_NOMEM. */
 struct oai_record_parts {
-    struct buf *items, *input, *answer, *tokens; /* tokens: an int32_t each */
-    bool *background;
+    struct buf *items, *input, *answer, *events, *tokens; /* tokens: an int32_t each */
+    bool *background, *streamed;
     const char *model; /* gets `tokens`; another model has other ids, and gets none */
 };
 int oai_records_find(struct oai_records *records, const struct oai_owner *owner, const char *id,

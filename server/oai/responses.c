@@ -721,8 +721,10 @@ static int read_background(struct oai_rewrite *w) {
         return oai_invalid(w->r, "background",
                            "background can only be used when `store` is true and the server "
                            "stores responses");
-    if (out->stream)
-        return oai_rewrite_refuse(w, "stream", "a response in the background is not streamed");
+    if (out->stream && (out->include_progress || out->sampling.kv.live))
+        return oai_rewrite_refuse(w, "background",
+                                  "its stream has no events about progress or the cache, which "
+                                  "would differ when it is read again");
     return 0;
 }
 

@@ -155,7 +155,7 @@ static bool is_cut(const struct oai_answer *answer) {
 
 /* Returns how complete an item is at the end; only the last one can be cut. */
 static enum progress end_of(const struct oai_answer *answer, const struct oai_items *items) {
-    return items->last && is_cut(answer) ? CUT : WHOLE;
+    return items->last && (is_cut(answer) || answer->cancelled) ? CUT : WHOLE;
 }
 
 static void write_whole(struct buf *out, const struct oai_answer *answer,
@@ -245,9 +245,22 @@ static void write_unfinished(struct buf *out, const struct oai_answer *answer, b
     write_response(out, answer, status, NULL);
 }
 
+/* Stores a record, without its events if they make it too large. */
+static bool put_record(const struct oai_answer *answer, struct oai_record *record) {
+    struct oai_records *records = answer->rules->records;
+    const struct oai_owner *owner = &answer->request->owner;
+    int rc = oai_records_put(records, owner, answer->id, record);
+    if (rc == ERR_LIMIT && record->events_size) {
+        record->events_size = 0;
+        rc = oai_records_put(records, owner, answer->id, record);
+    }
+    return rc == 0;
+}
+
 /* Stores the response. If there is no room, it cannot be continued, but its client still gets the
  * answer. A response that failed or was cancelled has no output. */
-static bool keep(const struct oai_answer *answer, const struct oai_error *error) {
+static bool keep(const struct oai_answer *answer, const struct oai_error *error,
+                 const struct buf *events) {
     const struct oai_request *request = answer->request;
     bool ended = !answer->cancelled && !error;
     struct buf items, text, tokens;
@@ -266,7 +279,7 @@ static bool keep(const struct oai_answer *answer, const struct oai_error *error)
     } else {
         write_response(&text, answer, FAILED, error);
     }
-    const struct oai_record record = {
+    struct oai_record record = {
         .items = items.data,
         .items_size = items.size,
         .input_size = strlen(request->own_items),
@@ -274,11 +287,13 @@ static bool keep(const struct oai_answer *answer, const struct oai_error *error)
         .answer_size = text.size,
         .tokens = (const int32_t *)(const void *)tokens.data,
         .token_count = tokens.size / sizeof(int32_t),
-        .background = request->background,
         .model = answer->model,
+        .background = request->background,
+        .streamed = request->stream,
+        .events = events ? events->data : NULL,
+        .events_size = events && !events->failed ? events->size : 0,
     };
-    bool kept = !items.failed && !text.failed && !tokens.failed &&
-                oai_records_put(answer->rules->records, &request->owner, answer->id, &record) == 0;
+    bool kept = !items.failed && !text.failed && !tokens.failed && put_record(answer, &record);
     buf_close(&items);
     buf_close(&text);
     buf_close(&tokens);
@@ -289,12 +304,16 @@ static bool keep(const struct oai_answer *answer, const struct oai_error *error)
 
 /* Begins an event and ends with the comma before its own members. */
 static void begin_event(struct oai_events *events, const char *type) {
+    events->begun = events->out.size;
     buf_fmt(&events->out, "event: %s\ndata: {\"type\":\"%s\",\"sequence_number\":%" PRIu64 ",",
             type, type, events->sequence++);
 }
 
+/* Ends an event. One that the client has is not sent again; it is rendered all the same, because
+ * later events depend on it. */
 static void end_event(struct oai_events *events) {
     buf_str(&events->out, "}\n\n");
+    if (events->sequence <= events->from) buf_cut(&events->out, events->begun);
 }
 
 static void write_state(struct oai_events *events, const char *type, enum status status,
@@ -393,15 +412,21 @@ static void end_item(void *to, const struct oai_items *items) {
     end_event(events);
 }
 
+/* Begins the stream. In the background its first events come at once, so that the client knows the
+ * id, and the third one when the answer begins. */
 static void open_stream(struct oai_events *events) {
     static const struct oai_item_writer writer = {begin_item, grow_item, end_item};
     oai_items_open(&events->items, &writer, events);
+    if (!events->answer->request->background) return;
+    write_state(events, "response.created", QUEUED, NULL);
+    write_state(events, "response.queued", QUEUED, NULL);
 }
 
-/* Writes the first events. */
+/* Writes the events before the answer, unless they are written. */
 static void announce(struct oai_events *events) {
-    if (events->sequence) return;
-    write_state(events, "response.created", IN_PROGRESS, NULL);
+    const bool background = events->answer->request->background;
+    if (events->sequence > (background ? 2 : 0)) return;
+    if (!background) write_state(events, "response.created", IN_PROGRESS, NULL);
     write_state(events, "response.in_progress", IN_PROGRESS, NULL);
 }
 
@@ -428,7 +453,9 @@ static void finish_choice(struct oai_events *events, const struct oai_delta *res
 
 static void end_stream(struct oai_events *events, const struct oai_error *error) {
     announce(events);
-    if (error)
+    if (events->answer->cancelled) /* OpenAI's streams have no event of this name */
+        write_state(events, "response.failed", CANCELLED, NULL);
+    else if (error)
         write_state(events, "response.failed", FAILED, error);
     else if (is_cut(events->answer))
         write_state(events, "response.incomplete", INCOMPLETE, NULL);

@@ -207,6 +207,16 @@ size_t oai_find_stored_item(const char *items, size_t size, const char *id, size
     return found;
 }
 
+size_t oai_skip_stored_events(const char *events, size_t size, uint64_t count) {
+    static const char end[] = {'\n', '\n'}; /* strings inside have escaped line breaks */
+    size_t at = 0;
+    for (uint64_t i = 0; i < count && at < size; i++) {
+        const char *found = memmem(events + at, size - at, end, sizeof end);
+        at = found ? (size_t)(found - events) + sizeof end : size;
+    }
+    return at;
+}
+
 static int nth(const struct item_list *list, int n, bool descending) {
     return descending ? list->count - 1 - n : n;
 }

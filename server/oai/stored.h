@@ -6,6 +6,8 @@
 
 #include <cjson/cJSON.h>
 #include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 
 #include "base/buf.h"
 
@@ -21,6 +23,9 @@ bool oai_item_is_foreign(const cJSON *item);
 /* Finds the item with this id among `items`, elements of an array. Returns its size, and in *at
  * where it begins; 0: there is none. */
 size_t oai_find_stored_item(const char *items, size_t size, const char *id, size_t *at);
+
+/* Returns where the events behind the first `count` begin; `size`: there are no more. */
+size_t oai_skip_stored_events(const char *events, size_t size, uint64_t count);
 
 /* A part of a list of items. */
 struct oai_page {

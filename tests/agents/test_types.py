@@ -156,6 +156,14 @@ def test_responses_in_the_background(daemon):
     check(openai.types.responses.Response, "responses", daemon.post(f"/v1/responses/{first.id}/cancel", {}).content)
 
 
+@each_answer
+def test_streams_in_the_background(daemon, text, wish):
+    body = {**response(text, wish), "background": True}
+    whole = [check(openai.types.responses.ResponseStreamEvent, "responses", e) for e in events(daemon, "/v1/responses", body)]
+    assert [e.type for e in whole[:3]] == ["response.created", "response.queued", "response.in_progress"]
+    assert whole[-1].type in ("response.completed", "response.incomplete")
+
+
 def test_a_response_that_fails(daemon):
     last = list(events(daemon, "/v1/responses", {"input": "fail later"}))[-1]
     assert check(openai.types.responses.ResponseStreamEvent, "responses", last).type == "response.failed"

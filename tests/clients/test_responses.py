@@ -146,8 +146,36 @@ def test_background(nano):
         responses.retrieve(response.id)
 
 
+def test_a_stream_that_is_read_on(nano):
+    """The client leaves the stream and comes back, by the number of the last event that it has."""
+    responses = client(nano).responses
+    seen = []
+    with responses.create(**options(background=True, stream=True)) as stream:
+        for event in stream:
+            seen.append(event)
+            if len(seen) == 6:
+                break
+    id, last = seen[0].response.id, seen[-1].sequence_number
+    seen += list(responses.retrieve(id, stream=True, starting_after=last))
+    assert [e.sequence_number for e in seen] == list(range(len(seen))) and seen[-1].type == "response.completed"
+    text = "".join(e.delta for e in seen if e.type == "response.output_text.delta")
+    assert text == seen[-1].response.output_text == responses.retrieve(id).output_text and "4815" in text
+    assert [e.to_json() for e in responses.retrieve(id, stream=True)] == [e.to_json() for e in seen]
+    assert list(responses.retrieve(id, stream=True, starting_after=len(seen))) == []
+    with responses.stream(response_id=id, starting_after=last) as stream:  # the helper reads all and shows the rest
+        assert [e.sequence_number for e in stream][0] == last + 1
+        assert stream.get_final_response().output_text == text
+
+
+def test_a_stream_that_cannot_be_read_again(nano):
+    response = client(nano).responses.create(**options())
+    with pytest.raises(openai.BadRequestError) as caught:
+        list(client(nano).responses.retrieve(response.id, stream=True))
+    assert caught.value.param == "stream" and "background=true" in caught.value.message
+
+
 def test_refusals(nano):
-    for fields, param in (({"background": True, "stream": True}, "stream"), ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+    for fields, param in (({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
                           ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x", "detail": "low"}]}]},
                            "input[0].content[0].type")):
         with pytest.raises(openai.BadRequestError) as caught:

@@ -155,7 +155,6 @@ def test_shutting_down_gives_it_up(slow):
 def test_refusals(shared):
     assert "background can only be used when `store` is true" in refused(
         shared, 400, "background", "invalid_value", {"background": True, "store": False})
-    refused(shared, 400, "stream", "unsupported_parameter", {"background": True, "stream": True})
     refused(shared, 400, "background", "invalid_value", {"background": 1})
     answer = ask(shared)
     r = shared.post(f"{PATH}/{answer['id']}/cancel", None)

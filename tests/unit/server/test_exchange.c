@@ -36,3 +36,17 @@ Test(exchange, a_client_that_leaves_waits_for_the_engine) {
     cr_assert_eq(streaming.state, EXCHANGE_CANCELLED);
     cr_assert_eq(sending.state, EXCHANGE_OVER);
 }
+
+/* A streamed response in the background goes on; one whose client has not read its whole answer
+ * does not. */
+Test(exchange, a_stream_in_the_background_needs_no_client) {
+    struct exchange streamed = exchange_in(EXCHANGE_STREAMING);
+    struct exchange plain = exchange_in(EXCHANGE_STREAMING);
+    streamed.request.background = streamed.request.stream = plain.request.background = true;
+    for (int i = 0; i < 2; i++) { /* the connection is closed, then libmicrohttpd releases it */
+        exchange_gone(&streamed);
+        exchange_gone(&plain);
+    }
+    cr_assert_eq(streamed.state, EXCHANGE_BACKGROUND);
+    cr_assert_eq(plain.state, EXCHANGE_CANCELLED);
+}

@@ -14,8 +14,14 @@ static const char model[] = "model";
 static int put(struct oai_records *records, const struct oai_owner *owner, const char *id,
                const char *items, const char *answer) {
     static const int32_t tokens[] = {7, 8};
-    const struct oai_record record = {
-        items, strlen(items), strcspn(items, "|"), answer, strlen(answer), tokens, 2, false, model};
+    const struct oai_record record = {.items = items,
+                                      .items_size = strlen(items),
+                                      .input_size = strcspn(items, "|"),
+                                      .answer = answer,
+                                      .answer_size = strlen(answer),
+                                      .tokens = tokens,
+                                      .token_count = 2,
+                                      .model = model};
     return oai_records_put(records, owner, id, &record);
 }
 
@@ -52,6 +58,25 @@ Test(oai_records, gives_tokens_to_their_model_only) {
     cr_expect_eq(tokens.size, 0);
     buf_close(&items);
     buf_close(&tokens);
+    oai_records_close(records);
+}
+
+Test(oai_records, keeps_events) {
+    struct oai_records *records = oai_records_open(1 << 20, 8);
+    const struct oai_record record = {
+        .items = "", .answer = "", .streamed = true, .events = "data\n\n", .events_size = 6};
+    struct buf events;
+    bool streamed = false;
+    buf_open(&events, 64);
+    struct oai_record_parts parts = {.events = &events, .streamed = &streamed};
+    cr_assert_eq(oai_records_put(records, &nobody, "a", &record), 0);
+    cr_assert_eq(put(records, &nobody, "b", "", ""), 0);
+    cr_assert_eq(oai_records_find(records, &nobody, "a", parts), 0);
+    cr_expect(streamed);
+    cr_expect_str_eq(events.data, "data\n\n");
+    cr_assert_eq(oai_records_find(records, &nobody, "b", parts), 0);
+    cr_expect(!streamed && events.size == 6);
+    buf_close(&events);
     oai_records_close(records);
 }
 

@@ -42,3 +42,13 @@ Test(stored, only_items_are_found) {
     cr_assert_eq(oai_write_page(&out, "", 0, &(struct oai_page){.after = "a"}), ERR_NOTFOUND);
     buf_close(&out);
 }
+
+Test(stored, events_are_skipped_by_their_number) {
+    static const char events[] = "event: a\ndata: {}\n\nevent: b\ndata: {\"x\":\"\\n\\n\"}\n\n";
+    const size_t size = sizeof events - 1, second = 19;
+    cr_expect_eq(oai_skip_stored_events(events, size, 0), 0);
+    cr_expect_eq(oai_skip_stored_events(events, size, 1), second);
+    cr_expect_eq(oai_skip_stored_events(events, size, 2), size);
+    cr_expect_eq(oai_skip_stored_events(events, size, UINT64_MAX), size);
+    cr_expect_eq(oai_skip_stored_events("", 0, 3), 0);
+}
