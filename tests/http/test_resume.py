@@ -345,8 +345,8 @@ def test_shutting_down_gives_it_up(slow):
 
 
 def test_events_too_long_to_be_kept(slow):
-    """They are there while it runs. Afterwards the response is stored without them. (Each event of a state repeats the
-    tools.)"""
+    """Such events are there while it runs. Afterwards the response is stored without them. (Each event of a state
+    repeats the tools.)"""
     daemon = slow("--tool-call-parser", "none", step_us=1000)
     tools = [{"type": "function", "name": f"f{i}", "description": "x" * 60000, "parameters": {"type": "object"}} for i in range(18)]
     with begin(daemon, "hi", tools=tools, tool_choice="none") as reading:
