@@ -121,6 +121,21 @@ void exchange_drop_body(struct exchange *ex) {
     buf_close(&ex->body);
 }
 
+/* No function of the model's engine is called for the exchange from here on. */
+static void leave_engine(struct exchange *ex) {
+    if (ex->places) engine_queue_leave(ex->model->engine, ex->places);
+    ex->places = 0;
+    if (ex->constraint) engine_constraint_close(ex->model->engine, ex->constraint);
+    ex->constraint = NULL;
+    models_leave(ex);
+}
+
+void exchange_rendered(struct exchange *ex) {
+    const bool left = ex->stream.owner && !ex->stream.ended;
+    if (ex->state != EXCHANGE_SENDING || left || ex->move) return;
+    if (!ex->request.background) leave_engine(ex); /* others may read an answer in the background */
+}
+
 void exchange_unref(struct exchange *ex) {
     struct server *server = ex->server;
     CHECK(ex->refs > 0);
@@ -129,9 +144,7 @@ void exchange_unref(struct exchange *ex) {
     CHECK(ex->jobs_submitted == ex->jobs_finished);
     spans_send(ex);
     quota_leave(ex);
-    if (ex->places) engine_queue_leave(ex->model->engine, ex->places);
     for (int i = 0; i < ex->job_count; i++) engine_job_close(&ex->jobs[i]);
-    if (ex->constraint) engine_constraint_close(ex->model->engine, ex->constraint);
     mem_free(ex->jobs);
     mem_free(ex->progress);
     move_close(ex);
@@ -143,7 +156,7 @@ void exchange_unref(struct exchange *ex) {
     json_free(ex->tree);
     arena_close(&ex->arena);
     buf_close(&ex->answer.body);
-    models_leave(ex);
+    leave_engine(ex);
     mem_free(ex);
     server->exchanges--;
     server_may_end(server);
@@ -546,7 +559,9 @@ void exchange_poll(struct exchange *ex, int64_t now_ns) {
                                                                  : EXCHANGE_OVER);
     if (ex->suspended && wants_resume(ex, now_ns)) exchange_resume(ex);
     background_wake(ex, now_ns);
-    if (finished) end_wait(ex);
+    if (!finished) return;
+    exchange_rendered(ex); /* where the answer ended before the work */
+    end_wait(ex);
 }
 
 /* --- answers --- */

@@ -95,12 +95,14 @@ struct stream {
                                this one holds a reference; NULL: there is no stream */
     struct oai_events events;
     size_t out_at;          /* position in events.out */
+    size_t out_most;        /* no more tokens are rendered into events.out beyond it */
     uint64_t turn_end;      /* number of events.tokens at which a turn of rendering ends */
     uint64_t progress_sent; /* prompt tokens; UINT64_MAX = nothing yet */
     struct stream_choice *choices;
     int next; /* the choice to render first (round robin) */
     int left; /* choices that have not ended */
     bool ping, ended;
+    bool hurried; /* the rest was rendered at once: stream_hurry */
     int64_t last_output_ns;
 };
 
@@ -149,7 +151,7 @@ struct exchange {
     struct conn *conn;                 /* NULL once libmicrohttpd has released it */
     struct MHD_Connection *connection; /* NULL at the same time as `conn` */
     struct exchange *next, *prev;      /* in server->jobs, while the engine works for it */
-    bool holds;                        /* the model stays loaded for it */
+    bool holds;                        /* the model stays loaded for it: exchange_rendered */
     int refs;
     struct route found;
     const struct route *route; /* `found`; NULL = there is none */
@@ -218,7 +220,10 @@ void exchange_resume(struct exchange *exchange);
 void exchange_set_state(struct exchange *exchange, enum exchange_state state);
 void exchange_ready(struct exchange *exchange);  /* `answer` is complete */
 void exchange_queued(struct exchange *exchange); /* libmicrohttpd has the answer, or its reader */
-void exchange_gone(struct exchange *exchange);   /* the client left, or took too long */
+/* Lets go of the model where neither the engine nor what renders the answer needs it any longer,
+ * however slowly the client reads what is rendered. Otherwise nothing happens. */
+void exchange_rendered(struct exchange *exchange);
+void exchange_gone(struct exchange *exchange); /* the client left, or took too long */
 static inline bool exchange_is_gone(const struct exchange *exchange) {
     return exchange->state >= EXCHANGE_CANCELLED;
 }
@@ -304,6 +309,8 @@ int stream_queue(struct exchange *exchange); /* 200 and the reader; enum MHD_Res
 bool stream_is_due(struct exchange *exchange, int64_t now_ns);
 /* Appends all events of an exchange whose jobs have finished. */
 void stream_write(struct buf *out, struct exchange *owner);
+/* Renders what is left of a stream that the engine has ended, for a model that others wait for. */
+void stream_hurry(struct exchange *exchange);
 void stream_close(struct stream *stream);
 
 /* load.c: the load as a response header, for balancers that request it (ORCA) */

@@ -347,6 +347,7 @@ static enum MHD_Result queue_answer(struct exchange *ex) {
     add_answer_headers(ex, response);
     enum MHD_Result rc = MHD_queue_response(ex->connection, (unsigned)ex->answer.status, response);
     MHD_destroy_response(response);
+    exchange_rendered(ex);
     return rc;
 }
 

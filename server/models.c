@@ -300,6 +300,14 @@ static bool can_fit(const struct server *server, const struct served_model *mode
     return !memory || model->memory_bytes <= memory - pinned;
 }
 
+/* Has the streams rendered that the engine of a model which leaves has ended, because their clients
+ * may read slowly. */
+static void hurry_streams(struct server *server, const struct served_model *model) {
+    for (struct conn *conn = server->conns; conn && model->users; conn = conn->next)
+        if (conn->exchange && conn->exchange->holds && conn->exchange->model == model)
+            stream_hurry(conn->exchange);
+}
+
 /* Takes the next step towards loading `next`. */
 static void make_way(struct server *server, struct served_model *next, int64_t now_ns) {
     struct models *models = &server->models;
@@ -319,6 +327,7 @@ static void make_way(struct server *server, struct served_model *next, int64_t n
         struct served_model *model = &models->items[i];
         model->leaves = model->leaves && enough;
         any = any || model->leaves;
+        if (model->leaves) hurry_streams(server, model);
         if (model->leaves && !model->users) leaving = model;
     }
     if (leaving)

@@ -6,8 +6,10 @@
  * loaded only where there is room for them beside those that stay: what leaves is the model that
  * was used least recently.
  *
- *   hold       Every exchange that uses an engine holds its model until it ends. A held model
- *              stays, so no answer is cut.
+ *   hold       Every exchange that uses an engine holds its model until its answer is rendered
+ *              (exchange_rendered). A held model stays, so no answer is cut. A client that reads
+ *              slowly holds none: its answer is in the connection's memory by then, or, of a
+ *              stream, is put there when another model needs the room (stream_hurry).
  *   turns      For a model that waits for room, a model in use gets no new requests: they wait, and
  *              it leaves when its running ones have ended. The model whose first request has waited
  *              longest is loaded next. So each gets its turn.

@@ -14,6 +14,7 @@
 #include "server/loop.h"
 
 #define OUT_BYTES_SOFT ((size_t)16 << 10)  /* stop rendering more tokens */
+#define OUT_BYTES_REST ((size_t)4 << 20)   /* the same for what a hurried stream has left */
 #define TURN_TOKENS    1024                /* the same, where their events are left out */
 #define OUT_BYTES_MAX  ((size_t)256 << 20) /* one event with every kept position */
 #define HEAD_BYTES_MAX 4096
@@ -157,7 +158,7 @@ static bool waits_for_end(const struct stream_choice *c, const struct engine_see
 static void send_tokens(struct stream_choice *c, const struct engine_seen *p) {
     struct stream *stream = c->stream;
     struct oai_events *events = &stream->events;
-    while (c->tokens_seen < p->tokens && events->out.size < OUT_BYTES_SOFT &&
+    while (c->tokens_seen < p->tokens && events->out.size < stream->out_most &&
            events->tokens < stream->turn_end) {
         const struct engine_token *token = &c->source->tokens[c->tokens_seen];
         size_t begin = c->tokens_seen ? token[-1].text_end : 0, end = token->text_end;
@@ -272,10 +273,10 @@ static void end_events(struct stream *stream) {
     stream->ended = true;
 }
 
-static void render_events(struct stream *stream) {
+/* Appends to events.out, until its size is `most` or more. */
+static void append_events(struct stream *stream, size_t most) {
     int count = oai_choice_count(&stream->owner->facts);
-    buf_clear(&stream->events.out);
-    stream->out_at = 0;
+    stream->out_most = most;
     stream->turn_end = stream->events.tokens + TURN_TOKENS;
     send_progress(stream);
     send_held(stream);
@@ -287,6 +288,12 @@ static void render_events(struct stream *stream) {
     }
     stream->next = (stream->next + 1) % count;
     if (!stream->left) end_events(stream);
+}
+
+static void render_events(struct stream *stream) {
+    buf_clear(&stream->events.out);
+    stream->out_at = 0;
+    append_events(stream, OUT_BYTES_SOFT);
 }
 
 static bool choice_has_news(const struct stream_choice *c) {
@@ -395,11 +402,30 @@ static ssize_t read_event_stream(void *cls, uint64_t position, char *to, size_t 
         exchange_gone(ex); /* out of memory: an incomplete event must not look like a whole one */
         return MHD_CONTENT_READER_END_WITH_ERROR;
     }
+    exchange_rendered(ex);
     if (stream->events.out.size) return copy_events(ex, to, max);
     if (stream->ended) return MHD_CONTENT_READER_END_OF_STREAM;
     exchange_suspend(ex);
     if (stream->events.tokens == stream->turn_end) exchange_resume(ex); /* others have their turn */
     return 0;
+}
+
+/* A longer rest, or one for which the answers of others leave no memory, is rendered as its client
+ * reads, which it must do at the rate of answers that wait in memory. */
+void stream_hurry(struct exchange *ex) {
+    struct stream *stream = &ex->stream;
+    const struct buf *out = &stream->events.out;
+    const size_t most = out->size + OUT_BYTES_REST;
+    if (ex->state != EXCHANGE_SENDING || stream->owner != ex || stream->ended || stream->hurried ||
+        ex->request.background)
+        return;
+    if (ledger_hold(&ex->server->ledger, &ex->entry, OUT_BYTES_REST) != LEDGER_HELD) return;
+    stream->hurried = true;
+    while (!stream->ended && !out->failed && out->size < most) append_events(stream, most);
+    if (out->failed)
+        exchange_gone(ex); /* as in the reader: a part of it may be sent */
+    else
+        exchange_rendered(ex);
 }
 
 int stream_queue(struct exchange *ex) {

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -11,7 +12,7 @@ import time
 import pytest
 import requests
 
-from conftest import BINARY, FAKE, ROOT, Daemon
+from conftest import BINARY, FAKE, ROOT, Daemon, read_all, request_bytes
 
 pytestmark = pytest.mark.skipif(not FAKE, reason="skip: the models are the fake's")
 
@@ -179,6 +180,25 @@ def test_running_requests_are_not_cut(many):
         events = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
         assert events[-1]["choices"][0]["finish_reason"] in ("stop", "length")
         assert other.result().json()["model"] == "b" and late.result().json()["model"] == "a"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_reads_slowly_holds_no_model(many, stream):
+    """The model leaves once its work for the answer has ended; the client still gets the answer."""
+    daemon = many("--models-memory", "150M", "--model-residence", "0", timeouts="stall=600000")
+    body = {"model": "a", "prompt": "x", "max_tokens": 2000, "ignore_eos": True, "logprobs": 20, "stream": stream}
+    with socket.socket() as slow:
+        slow.settimeout(60)
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(("127.0.0.1", daemon.port))
+        slow.sendall(request_bytes("/v1/completions", body, "Connection: close"))
+        daemon.wait("the tokens", lambda: daemon.model_metric("vllm:generation_tokens_total", "a") == 2000)
+        assert daemon.ask("b").json()["model"] == "b"
+        assert daemon.states() == {"a": "unloaded", "b": "loaded", "c": "unloaded"}
+        answer = read_all(slow)
+    assert len(answer) > 1 << 20
+    assert answer.count(b'"text_offset"') == (2000 if stream else 1)
+    assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n" if stream else b"}")
 
 
 def test_each_model_gets_its_turn(many):
