@@ -57,11 +57,36 @@ static struct key *find_key(struct exchange *ex) {
     return keys_find(&server->keys, text);
 }
 
-static bool is_json(struct exchange *ex) {
-    static const char name[] = "application/json";
+/* Returns whether it is this media type, perhaps with parameters. */
+static bool is_type(const char *type, const char *name) {
+    const size_t size = strlen(name);
+    if (strncasecmp(type, name, size) != 0) return false;
+    return strchr("; \t", type[size]) != NULL; /* the NUL counts as found, too */
+}
+
+/* Returns whether a browser sends the request for a page. Browsers add Origin to everything that a
+ * page posts (Fetch Standard, 3.2), and no page can leave it out; the others are in case one does
+ * not. */
+static bool comes_from_page(struct exchange *ex) {
+    static const char *const headers[] = {"Origin", "Referer", "Sec-Fetch-Site", "Sec-Fetch-Mode"};
+    for (size_t i = 0; i < sizeof headers / sizeof *headers; i++)
+        if (request_header(ex, headers[i])) return true;
+    return false;
+}
+
+/* Refuses a body that is not said to be JSON. Pages of other sites can post forms and texts without
+ * asking the server, but JSON only after a preflight request, so the type shows that none of them
+ * has sent it. Ollama reads bodies without a type, and its users send them by `curl -d`, which says
+ * that they are forms: those are read unless a page sends them. */
+static int refuse_type(struct exchange *ex) {
     const char *type = request_header(ex, "Content-Type");
-    if (!type || strncasecmp(type, name, sizeof name - 1)) return false;
-    return strchr("; \t", type[sizeof name - 1]) != NULL; /* the NUL counts as found, too */
+    const bool untyped = !type || is_type(type, "application/x-www-form-urlencoded");
+    if (!ex->route->kind || (type && is_type(type, "application/json"))) return 0;
+    if (ex->route->kind->untyped && untyped && !comes_from_page(ex)) return 0;
+    oai_refuse(&ex->error, 415, "unsupported_media_type", NULL,
+               "Unsupported media type: only 'application/json' is allowed. Send the header "
+               "Content-Type: application/json (curl -H 'Content-Type: application/json').");
+    return exchange_refuse(ex);
 }
 
 /* Sets the id of the request from the client's header. It is only echoed, and never a key of
@@ -198,13 +223,9 @@ static int refuse_route(struct exchange *ex, const char *path, const char *metho
                    "Not allowed: %.16s %.200s; use %s.", method, path, allow);
     else if (!ex->route)
         refuse_url(&ex->error, path, method);
-    else if (ex->route->kind && !is_json(ex))
-        oai_refuse(&ex->error, 415, "unsupported_media_type", NULL,
-                   "Unsupported media type: only 'application/json' is allowed. Send the header "
-                   "Content-Type: application/json (curl -H 'Content-Type: application/json').");
     else
-        return 0;
-    ex->answer.allow = ex->route ? NULL : allow;
+        return refuse_type(ex);
+    ex->answer.allow = allow;
     return exchange_refuse(ex);
 }
 

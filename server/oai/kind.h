@@ -114,6 +114,9 @@ struct oai_alias {
     const char *chat, *own;
 };
 
+/* Writes an error in an API's own form. */
+typedef void oai_error_fn(struct buf *out, const struct oai_error *error, const char *request_id);
+
 struct oai_kind {
     const char *path;               /* the route's; the method is POST */
     const char *schema;             /* name of the body's schema in openapi.json */
@@ -130,8 +133,8 @@ struct oai_kind {
     const struct oai_alias
         *aliases;  /* ended by a name of NULL; may be NULL. The first alias that fits is used */
     bool has_tags; /* a model's name may end with ":latest", as Ollama's do */
-    /* Writes errors; NULL: in OpenAI's form. */
-    void (*error)(struct buf *out, const struct oai_error *error, const char *request_id);
+    bool untyped;  /* the body may have no type, or that of `curl -d`: see refuse_type in http.c */
+    oai_error_fn *error; /* NULL: in OpenAI's form */
 };
 
 extern const struct oai_kind oai_chat, oai_completion, oai_native, oai_infill, oai_tokenize,
@@ -140,6 +143,9 @@ extern const struct oai_kind oai_chat, oai_completion, oai_native, oai_infill, o
     oai_ollama_generate, oai_ollama_embed, oai_ollama_embeddings, oai_ollama_show_kind;
 /* Gives the error's field the name that the request's client knows. */
 void oai_rename_field(const struct oai_request *request, struct oai_error *error);
+/* Returns the form of errors for a path that is a row's with another method, or that is no route
+ * but among those of Ollama. NULL: OpenAI's. */
+oai_error_fn *oai_error_of_path(const char *path);
 /* All rows; NULL past the end. */
 const struct oai_kind *oai_kind_at(int index);
 

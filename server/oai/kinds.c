@@ -1,6 +1,8 @@
 /* The table of kinds. */
 #include "server/oai/kind.h"
 
+#include <string.h>
+
 static const struct oai_kind *const kinds[] = {
     &oai_chat,
     &oai_completion,
@@ -27,4 +29,11 @@ static const struct oai_kind *const kinds[] = {
 
 const struct oai_kind *oai_kind_at(int index) {
     return index >= 0 && (size_t)index < sizeof kinds / sizeof *kinds ? kinds[index] : NULL;
+}
+
+oai_error_fn *oai_error_of_path(const char *path) {
+    static const char ollama[] = "/api/";
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (strcmp(kinds[i]->path, path) == 0) return kinds[i]->error;
+    return strncmp(path, ollama, sizeof ollama - 1) == 0 ? oai_ollama_chat.error : NULL;
 }

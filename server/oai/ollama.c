@@ -364,7 +364,7 @@ static int parse_nothing(struct oai_reader *r) {
 
 #define GENERATE_ROW                                                                               \
     .groups = OAI_FIELDS_ANY | OAI_FIELDS_GENERATION, .aliases = aliases,                          \
-    .error = oai_ollama_error, .has_tags = true
+    .error = oai_ollama_error, .has_tags = true, .untyped = true
 
 static const struct oai_kind load_chat = {
     .path = "/api/chat",
@@ -466,6 +466,7 @@ const struct oai_kind oai_ollama_embed = {
     .form = &oai_ollama_vectors_form,
     .error = oai_ollama_error,
     .has_tags = true,
+    .untyped = true,
 };
 
 static const struct oai_field embeddings_fields[] = {
@@ -484,6 +485,7 @@ const struct oai_kind oai_ollama_embeddings = {
     .form = &oai_ollama_vector_form,
     .error = oai_ollama_error,
     .has_tags = true,
+    .untyped = true,
 };
 
 static const struct oai_field show_fields[] = {
@@ -506,4 +508,5 @@ const struct oai_kind oai_ollama_show_kind = {
     .answer = oai_ollama_show,
     .error = oai_ollama_error,
     .has_tags = true,
+    .untyped = true,
 };

@@ -285,6 +285,57 @@ def test_errors_are_texts(start, fake):
     assert isinstance(last["error"], str)
 
 
+def test_errors_of_paths_are_texts(shared):
+    for r, status, code in ((shared.get(CHAT), 405, "method_not_allowed"), (shared.post("/api/tags", {}), 405, "method_not_allowed"),
+                            (shared.post("/api/pull", {"model": "x"}), 404, "unknown_url"),
+                            (shared.get("/api/chats"), 404, "unknown_url")):
+        error = r.json()
+        assert (r.status_code, error["code"], set(error)) == (status, code, {"error", "code"}) and isinstance(error["error"], str)
+    assert shared.get("/v1/messages").json()["type"] == "error"  # Anthropic's form, by the same rule
+    assert shared.get("/ap/chat").json()["error"]["code"] == "unknown_url"
+
+
+def test_lists_refuse_in_texts(start):
+    daemon = start("--api-key", "k")
+    for path in ("/api/tags", "/api/ps", "/api/version"):
+        assert daemon.get(path).status_code == 401 and isinstance(daemon.get(path).json()["error"], str)
+
+
+# --- bodies without a type ---
+
+FORM = "application/x-www-form-urlencoded"
+PAGE = [{"Origin": "https://chat.example"}, {"Origin": "null"}, {"Referer": "https://chat.example/"},
+        {"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Mode": "no-cors"}]
+
+
+def send(daemon, path, kind, **headers):
+    """Sends a body that all of Ollama's routes read, with this Content-Type; None: without one."""
+    body = json.dumps({"model": MODEL, "prompt": "x", "input": "x", "stream": False,
+                       "messages": [{"role": "user", "content": "x"}]})
+    typed = {} if kind is None else {"Content-Type": kind}
+    return requests.post(daemon.url + path, data=body, headers={**typed, **headers}, timeout=60)
+
+
+@pytest.mark.parametrize("path", [CHAT, GENERATE, EMBED, "/api/embeddings", SHOW])
+def test_a_body_needs_no_type(shared, path):
+    for kind in (None, FORM, FORM + "; charset=utf-8"):
+        assert send(shared, path, kind).status_code == 200
+    for kind in ("text/plain", "multipart/form-data", FORM + "x", "application/jsonx", ""):
+        r = send(shared, path, kind)
+        assert r.status_code == 415 and r.json()["code"] == "unsupported_media_type"
+
+
+@pytest.mark.parametrize("page", PAGE, ids=str)
+def test_a_body_of_a_page_needs_its_type(start, page):
+    """A page of another site can post a form without a preflight request: a form that it posts does not run."""
+    daemon = start("--cors-origin", "*")
+    for kind in (None, FORM):
+        r = send(daemon, CHAT, kind, **page)
+        assert r.status_code == 415 and isinstance(r.json()["error"], str)
+    assert daemon.metrics()["vllm:prompt_tokens_total",] == 0
+    assert send(daemon, CHAT, "application/json", **page).status_code == 200
+
+
 def test_progress(shared):
     parts = lines(shared, GENERATE, prompt="hello", return_progress=True)
     assert any("prompt_progress" in p for p in parts)
