@@ -262,6 +262,24 @@ static int find_model(const struct config *config, enum hub_use use, struct call
     return report_fault("", &fault);
 }
 
+/* Refuses several models for a command that takes one: which of them is meant is not guessed. On
+ * failure prints the reason and returns the exit status. */
+static int refuse_several(const struct config *config, const char *command) {
+    struct fault fault = {0};
+    char names[256] = "";
+    size_t used = 0;
+    if (config->model_count == 1) return EXIT_SUCCESS;
+    for (size_t i = 0; i < config->model_count && used < sizeof names; i++) {
+        const char *all = config->models[i].names;
+        used += (size_t)snprintf(names + used, sizeof names - used, "%s%.*s", i ? ", " : "",
+                                 (int)strcspn(all, ","), all);
+    }
+    fault_set(&fault, ERR_INVALID, "model",
+              "%s takes one model, and %zu are given: %s; name its path alone", command,
+              config->model_count, names);
+    return report_fault("", &fault);
+}
+
 /* --- running --- */
 
 /* Prints a request with curl. A Unix socket needs a flag, and a model without a chat template can
@@ -517,7 +535,8 @@ static int run_models(const struct config *config, struct entries *entries,
     const bool only_cached = config->check_config || config->inspect;
     struct server *server = NULL;
     struct fault fault = {0};
-    int status = find_entries(entries, false, only_cached ? HUB_CACHED : HUB_SERVE);
+    int status = config->quantize_to ? refuse_several(config, "--quantize-to") : EXIT_SUCCESS;
+    if (!status) status = find_entries(entries, false, only_cached ? HUB_CACHED : HUB_SERVE);
     if (!status && (only_cached || config->quantize_to))
         status = find_entries(entries, true, only_cached ? HUB_CACHED : HUB_SERVE);
     if (status) return status;
@@ -626,7 +645,8 @@ static int run_bench(int argc, char **argv) {
                                      &config, &fault))) {
         set_log(&config);
         log_notes(&config);
-        status = measure_rates(&config, &tests);
+        status = refuse_several(&config, "bench");
+        if (!status) status = measure_rates(&config, &tests);
     }
     config_close(&config);
     mem_free(rest);
@@ -730,7 +750,8 @@ static int run_fit(int argc, char **argv) {
     else if (!(status = load_options(rc, count, rest, "fit --help describes the arguments", &config,
                                      &fault))) {
         set_log(&config);
-        status = fit_and_measure(&config, &command);
+        status = refuse_several(&config, "fit");
+        if (!status) status = fit_and_measure(&config, &command);
     }
     config_close(&config);
     mem_free(rest);

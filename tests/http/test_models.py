@@ -334,6 +334,16 @@ def test_the_example_of_the_docs_is_served(tmp_path):
         assert process.wait(timeout=60) == 0
 
 
+@pytest.mark.parametrize("command", [["bench"], ["fit"], ["--quantize-to", "x"]], ids=lambda c: c[0])
+def test_commands_for_one_model_refuse_several(tmp_path, command):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    run = subprocess.run([BINARY, *command, "--model", f"a,c={tmp_path / 'a'}", "--model", tmp_path / "b"], cwd=tmp_path,
+                         capture_output=True, text=True, timeout=60)
+    assert run.returncode == 78 and run.stdout == ""
+    assert f"{command[0]} takes one model, and 2 are given: a, b;" in run.stderr, run.stderr
+
+
 def test_a_folder_of_models_is_served(tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
