@@ -25,7 +25,7 @@ const struct option config_options[] = {
      "Memory that all loaded models may take together: weights, caches and buffers, as --inspect "
      "says. A model that needs room gets it from those that were used least recently; with "
      "--state-dir their conversations stay. 0: with several models three quarters of the memory "
-     "that is free at the start, otherwise any."},
+     "that is free at the start, of their GPUs or of the host, otherwise any."},
     {"pin", LIST, AT(pins), 1, 0, NULL, "NAME", 0,
      "Model that is loaded at the start and stays. May be given several times."},
     {"model-idle", INT, AT(server.model_idle), 0, 31536000, "0", "SECONDS", 0,

@@ -14,7 +14,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/available.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -509,6 +508,17 @@ static void set_engines(struct entries *entries, int64_t memory) {
     }
 }
 
+/* Returns what several models may take together where no option says it: three quarters of what is
+ * free where they are held; if they are held in different places, of the least. */
+static int64_t choose_models_memory(const struct entries *entries) {
+    int64_t least = INT64_MAX;
+    for (size_t i = 0; i < entries->count; i++) {
+        const int64_t unused = engine_unused_memory(&entries->items[i].config->engine);
+        if (unused < least) least = unused;
+    }
+    return least / 4 * 3;
+}
+
 static int with_each(struct entries *entries,
                      int (*task)(const struct config *, struct callbacks *)) {
     int status = 0;
@@ -543,7 +553,7 @@ static int run_models(const struct config *config, struct entries *entries,
     options->models = entries->models;
     options->model_count = (int)entries->count;
     if (entries->count > 1 && !options->models_memory)
-        options->models_memory = available_memory("") / 4 * 3;
+        options->models_memory = choose_models_memory(entries);
     if (server_open(options, &server, &fault)) return refuse_start("the model is refused", &fault);
     reload->server = server;
     if (config->check_config)

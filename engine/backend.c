@@ -3,6 +3,7 @@
 #include <sched.h>
 #include <string.h>
 
+#include "base/available.h"
 #include "base/log.h"
 #include "kernels/ranks.h"
 
@@ -28,6 +29,10 @@ static int open_cuda(const struct backend_options *options, int replica, struct 
     int rc = cuda_place_ranks(replica_count(options), ranks, replica, devices, fault);
     return rc ? rc : cuda_open_ranks(&cuda, devices, ranks, out, fault);
 }
+
+static int64_t device_bytes(const struct backend_options *options) {
+    return cuda_unused_memory(replica_count(options), rank_count(options));
+}
 #else
 static const bool with_cuda = false;
 
@@ -36,6 +41,11 @@ static int open_cuda(const struct backend_options *options, int replica, struct 
     (void)options, (void)replica, (void)out;
     return fault_set(fault, ERR_UNSUPPORTED, "device",
                      "this build has no CUDA backend (cmake --preset cuda makes one)");
+}
+
+static int64_t device_bytes(const struct backend_options *options) {
+    (void)options;
+    return 0;
 }
 #endif
 
@@ -91,4 +101,10 @@ int backend_open(const struct backend_options *options, struct kern **out, struc
     if (strcmp(device, "cuda") == 0) return fault_set(fault, rc, "device", "%s", why.text);
     if (with_cuda) log_info("device: %s; the CPU computes", why.text);
     return open_each(options, open_cpu, out, fault);
+}
+
+int64_t backend_unused_memory(const struct backend_options *options) {
+    const bool on_cpu = options->device && strcmp(options->device, "cpu") == 0;
+    const int64_t bytes = on_cpu ? 0 : device_bytes(options);
+    return bytes > 0 ? bytes : available_memory("");
 }

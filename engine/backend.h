@@ -20,6 +20,10 @@ struct backend_options {
  * use. */
 int backend_threads(int wanted);
 
+/* Returns the bytes that are free where the instances would hold weights and caches: on their
+ * devices together, or in the host's memory. */
+int64_t backend_unused_memory(const struct backend_options *options);
+
 /* Opens all instances, of one kind, or none. ERR_UNSUPPORTED: CUDA was asked for in a build without
  * it. ERR_NOTFOUND: there is no usable device. With "auto" both lead to the CPU, and a build with
  * CUDA logs the reason in one line. More replicas or ranks than there are devices, or more replicas

@@ -187,6 +187,9 @@ struct engine_options {
 /* Loads the model and opens the replicas. On failure fault->field is the option's name without its
  * dashes ("kv-policy") or, for a fault of the model, the name of a file, field or tensor. */
 int engine_open(const struct engine_options *options, struct engine **out, struct fault *fault);
+/* Returns the bytes that are free where a model with these options (device, replicas, ranks) would
+ * be held: on its devices together, or in the host's memory. */
+int64_t engine_unused_memory(const struct engine_options *options);
 int engine_start(struct engine *engine);
 void engine_drain(struct engine *engine); /* finishes accepted jobs only; returns at once */
 bool engine_idle(struct engine *engine);  /* no job is queued or running */

@@ -455,6 +455,11 @@ struct backend_options engine_backend(const struct engine_options *o, int replic
                                     .ranks = o->tensor_parallel_size};
 }
 
+int64_t engine_unused_memory(const struct engine_options *options) {
+    const struct backend_options backend = engine_backend(options, options->data_parallel_size);
+    return backend_unused_memory(&backend);
+}
+
 static int open_backends(struct engine *e, struct fault *fault) {
     const struct backend_options backend = engine_backend(&e->options, e->replica_count);
     struct kern *kerns[ENGINE_REPLICAS_MAX] = {0};

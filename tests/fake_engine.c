@@ -26,7 +26,8 @@
  * first token (1); KEEPD_FAKE_NO_TEMPLATE, a model without a chat template; KEEPD_FAKE_SUBMITS,
  * jobs taken before one is refused for lack of memory, once those have a token;
  * KEEPD_FAKE_MEMORY, MiB that a model takes (100), and a model in a directory with a file `large`
- * three times as many; KEEPD_FAKE_LOAD_MS, the time that loading one takes; a model whose path
+ * three times as many; KEEPD_FAKE_UNUSED, MiB that are free where models are held (65,536);
+ * KEEPD_FAKE_LOAD_MS, the time that loading one takes; a model whose path
  * holds "broken" is refused, and one in a directory with a file `fails` cannot be loaded;
  * KEEPD_FAKE_NO_VECTORS, a model that has none; KEEPD_FAKE_GATE, a path: messages that contain "at
  * the gate" are rendered, and uploads refused, once a file is there.
@@ -236,6 +237,11 @@ int engine_space_key(const char *state_dir, uint8_t key[16], struct fault *fault
     (void)state_dir, (void)fault;
     memcpy(key, "a fake secret", 14);
     return 0;
+}
+
+int64_t engine_unused_memory(const struct engine_options *options) {
+    (void)options;
+    return (int64_t)env_int("KEEPD_FAKE_UNUSED", 1 << 16) << 20;
 }
 
 int engine_open(const struct engine_options *options, struct engine **out, struct fault *fault) {

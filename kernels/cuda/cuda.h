@@ -70,6 +70,10 @@ int cuda_open(const struct cuda_options *options, struct kern **out, struct faul
 int cuda_place_ranks(int replicas, int ranks, int replica, int devices[COMM_RANKS_MAX],
                      struct fault *fault);
 
+/* Bytes that nothing uses on the devices of all replicas' ranks together; 0: they cannot be placed,
+ * or one of them cannot be opened. */
+int64_t cuda_unused_memory(int replicas, int ranks);
+
 /* Opens backends as the ranks of one (kernels/ranks.h), each on its device; options->device is
  * ignored. All may be on the same device, to test several ranks. ERR_UNSUPPORTED: several devices
  * in a build without NCCL. A single rank is an ordinary backend. */

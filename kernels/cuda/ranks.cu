@@ -40,6 +40,22 @@ int cuda_place_ranks(int replicas, int ranks, int replica, int devices[COMM_RANK
     return 0;
 }
 
+int64_t cuda_unused_memory(int replicas, int ranks) {
+    int devices[COMM_RANKS_MAX];
+    int64_t unused = 0;
+    struct fault ignored = {};
+    for (int i = 0; i < replicas; i++) {
+        if (cuda_place_ranks(replicas, ranks, i, devices, &ignored)) return 0;
+        for (int r = 0; r < ranks; r++) {
+            struct device *device = NULL;
+            if (device_open(devices[r], &device, &ignored)) return 0;
+            unused += (int64_t)device_memory(device).unused;
+            device_close(device);
+        }
+    }
+    return unused;
+}
+
 /* ---- Opening ---- */
 
 static int open_rank(void *arg, int rank, struct kern **out, struct fault *fault) {

@@ -112,3 +112,15 @@ Test(emu_devices, too_few_devices_are_the_trouble_of_the_option_that_wants_them)
         cr_assert_str_eq(fault.text, cases[i].text);
     }
 }
+
+/* What models can share is the memory of the devices that they use, whatever the host has. */
+Test(emu_devices, unused_memory_is_that_of_the_devices) {
+    setenv("KEEPD_EMU_DEVICES", "2", 1);
+    setenv("KEEPD_EMU_MEMORY", "10", 1);
+    cr_assert_eq(cuda_unused_memory(1, 1), 10 << 20);
+    cr_assert_eq(cuda_unused_memory(2, 1), 20 << 20);
+    cr_assert_eq(cuda_unused_memory(1, 2), 20 << 20);
+    cr_assert_eq(cuda_unused_memory(2, 2), 0);
+    setenv("KEEPD_EMU_DEVICES", "0", 1);
+    cr_assert_eq(cuda_unused_memory(1, 1), 0);
+}

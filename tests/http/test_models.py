@@ -127,6 +127,14 @@ def test_the_least_recently_used_model_makes_room(many):
     assert daemon.states() == {"a": "unloaded", "b": "loaded", "c": "loaded"}
 
 
+def test_models_share_what_is_free_where_they_are_held(many):
+    """Without --models-memory they get three quarters of it; the engine knows where they are held."""
+    daemon = many("--model-residence", "0", UNUSED=200)
+    for model in ("a", "b", "a"):
+        assert daemon.ask(model).status_code == 200
+        assert list(daemon.states().values()).count("loaded") == 1
+
+
 def test_pinned_models_stay(many):
     daemon = many("--models-memory", "250M", "--model-residence", "0", "--pin", "b", "--model-idle", "1")
     daemon.wait("the pinned model", lambda: daemon.states()["b"] == "loaded")
