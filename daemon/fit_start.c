@@ -96,11 +96,12 @@ static void child_note(void *arg, const char *text) {
     if (write(child->out, line, sizeof line) < 0) _exit(CHILD_FAILED); /* nobody reads it */
 }
 
-static void child_load(void *arg, uint64_t done, uint64_t total, const char *what) {
+static bool child_load(void *arg, uint64_t done, uint64_t total, const char *what) {
     struct child *child = arg;
     const int64_t before = child->progress.notified_ns;
     progress_note(&child->progress, done, total, what);
     if (child->progress.notified_ns != before) child_note(child, "loading the model");
+    return true;
 }
 
 static int child_fit(struct child *child, const struct engine_options *options,

@@ -44,8 +44,9 @@ struct callbacks {
     char draft_model[4096]; /* the same of the draft model */
 };
 
-static void on_load_progress(void *arg, uint64_t done, uint64_t total, const char *what) {
+static bool on_load_progress(void *arg, uint64_t done, uint64_t total, const char *what) {
     progress_note(&((struct callbacks *)arg)->progress, done, total, what);
+    return true;
 }
 
 static void on_engine_wake(void *arg) {

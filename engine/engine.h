@@ -177,8 +177,9 @@ struct engine_options {
     int64_t state_bytes;      /* bound on all files in state_dir together; the oldest are deleted */
     int state_idle_seconds;   /* a conversation is written after it was unused for this long */
     struct engine_found *found; /* filled in by a check_only call that succeeds; may be NULL */
-    /* Bytes of the model that were read, of all, during open; may be NULL. */
-    void (*progress)(void *arg, uint64_t done, uint64_t total, const char *what);
+    /* Bytes of the model that were read, of all, during open; false: open ends with ERR_STOPPED
+     * before more of them are read. May be NULL. */
+    bool (*progress)(void *arg, uint64_t done, uint64_t total, const char *what);
     void (*wake)(void *arg); /* called on a replica's thread after a step that changed a job, for
                                 uv_async_send */
     void *arg;

@@ -123,13 +123,14 @@ static int find_tensor(struct loader *loader, const char *name, int experts, int
     return 0;
 }
 
-/* Reports progress; the backend received `bytes` more. */
-static void report_progress(struct loader *loader, size_t bytes) {
+/* Reports progress; the backend received `bytes` more. ERR_STOPPED: nobody wants the rest. */
+static int report_progress(struct loader *loader, size_t bytes) {
     loader->model->weight_bytes += bytes;
     const struct model_options *options = loader->options;
-    if (!options->progress) return;
+    if (!options->progress) return 0;
     size_t read = loader->read < loader->total ? loader->read : loader->total;
-    options->progress(options->progress_arg, read, loader->total, "weights");
+    if (options->progress(options->progress_arg, read, loader->total, "weights")) return 0;
+    return fault_set(loader->fault, ERR_STOPPED, "model", "loading was stopped");
 }
 
 /* ---- Rows of heads ---- */
@@ -270,7 +271,7 @@ static int load_random_matrix(struct loader *loader, struct kern_matrix *matrice
     int rc = give_matrix(loader, "random weights", matrices, slot, layer, out);
     mem_free(data);
     loader->read += words * sizeof *data;
-    if (!rc) report_progress(loader, words * sizeof *data);
+    if (!rc) rc = report_progress(loader, words * sizeof *data);
     return rc;
 }
 
@@ -521,7 +522,7 @@ static int take_matrices(struct loader *loader, int layer, const struct slot *sl
             rc = check_reader(loader, slot->parts[i], layer, &loader->readers[i]);
         else
             weights_release(loader->weights, found[i].data, matrix_bytes(&found[i]));
-    if (!rc) report_progress(loader, bytes);
+    if (!rc) rc = report_progress(loader, bytes);
     return rc;
 }
 
@@ -646,7 +647,7 @@ static int load_head_matrix(struct loader *loader, int layer, const struct slot 
     if (!rc && rows_are_made(&rows)) rc = check_reader(loader, role, layer, &loader->readers[0]);
     close_readers(loader);
     weights_release(loader->weights, rows_at(&rows), rows_bytes(&rows));
-    if (!rc) report_progress(loader, bytes);
+    if (!rc) rc = report_progress(loader, bytes);
     return rc;
 }
 
@@ -755,7 +756,7 @@ static int load_vector(struct loader *loader, int layer, const struct slot *slot
         if (rc) fault_set(loader->fault, rc, name, "%s", err_text(rc));
     }
     mem_free(host);
-    if (!rc) report_progress(loader, bytes);
+    if (!rc) rc = report_progress(loader, bytes);
     return rc;
 }
 

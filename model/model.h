@@ -223,8 +223,8 @@ struct model_options {
                             a seeded generator (timing) */
     int threads; /* threads that convert weights while loading; 0 = the cores this process may use
                   */
-    /* Bytes read, of all bytes; may be NULL. */
-    void (*progress)(void *arg, uint64_t done, uint64_t total, const char *what);
+    /* Bytes read, of all bytes; false: no more of them are wanted (ERR_STOPPED). May be NULL. */
+    bool (*progress)(void *arg, uint64_t done, uint64_t total, const char *what);
     void *progress_arg;
 };
 

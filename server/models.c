@@ -509,6 +509,7 @@ void models_tick(struct server *server, int64_t now_ns) {
 }
 
 void models_drain(struct server *server) {
+    if (server->models.working) atomic_store(&server->models.working->unwanted, true);
     for (int i = 0; i < server->models.count; i++)
         if (server->models.items[i].engine) engine_drain(server->models.items[i].engine);
 }

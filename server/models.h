@@ -59,7 +59,7 @@ void models_leave(struct exchange *exchange);  /* holds nothing from here on */
 void models_forget(struct exchange *exchange); /* waits no longer */
 
 void models_tick(struct server *server, int64_t now_ns);
-void models_drain(struct server *server);      /* engines accept no more */
+void models_drain(struct server *server);      /* no more requests: engines, and loads, end */
 void models_abort(struct server *server);      /* requests that wait are refused */
 bool models_idle(const struct server *server); /* engines have written what outlives them */
 bool models_busy(const struct server *server); /* a worker has a model */

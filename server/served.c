@@ -39,11 +39,12 @@ static int set_names(struct served_model *model, const char *names, struct fault
     return fault_set(fault, ERR_INVALID, "served-model-name", "the name is empty");
 }
 
-static void note_progress(void *arg, uint64_t done, uint64_t total, const char *what) {
+static bool note_progress(void *arg, uint64_t done, uint64_t total, const char *what) {
     struct served_model *model = arg;
     (void)what;
     atomic_store_explicit(&model->read, done, memory_order_relaxed);
     atomic_store_explicit(&model->size, total, memory_order_relaxed);
+    return !atomic_load_explicit(&model->unwanted, memory_order_relaxed);
 }
 
 static void wake_server(void *arg) {
@@ -261,7 +262,10 @@ static void end_check(struct served_model *model, const struct served_work *work
 void served_end(struct served_model *model, struct served_work *work) {
     if (!work->rc && work->task == SERVED_LOAD)
         work->rc = served_use(model, work->engine, &work->fault);
-    if (work->rc) {
+    if (work->rc == ERR_STOPPED) {
+        model->state = SERVED_UNLOADED;
+        log_info("model %s is not loaded any further", model->rules.names[0]);
+    } else if (work->rc) {
         note_failure(model, work);
     } else if (work->task == SERVED_CHECK) {
         end_check(model, work);

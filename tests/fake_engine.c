@@ -50,7 +50,7 @@
 #include "tests/fake_engine.h"
 
 enum { PAGE_SLOTS = 16, PAGE_BYTES = 8192, MODEL_LEN = 8192 };
-enum { CONVERSATIONS_MAX = 2048 };
+enum { CONVERSATIONS_MAX = 2048, LOAD_PARTS = 10 };
 
 struct sequence {
     struct engine_job *job;
@@ -263,7 +263,12 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
             options->found->tool_template = mem_must_strdup(fake_tool_template());
     }
     if (options->check_only) return 0;
-    usleep((useconds_t)env_int("KEEPD_FAKE_LOAD_MS", 0) * 1000);
+    for (uint64_t i = 0; i <= LOAD_PARTS; i++) {
+        if (options->progress && !options->progress(options->arg, i, LOAD_PARTS, "nothing"))
+            return fault_set(fault, ERR_STOPPED, "model", "loading was stopped");
+        if (i < LOAD_PARTS)
+            usleep((useconds_t)env_int("KEEPD_FAKE_LOAD_MS", 0) * 1000 / LOAD_PARTS);
+    }
     if (fake_model_has(options->model_dir, "fails"))
         return fault_set(fault, ERR_NOMEM, "model", "no memory for the fake model");
     struct engine *e = mem_must_alloc(1, sizeof *e);
@@ -288,8 +293,6 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
     e->info.eos = &fake_end;
     e->info.eos_count = 1;
     e->status.pages_total = e->info.pages_total;
-    if (options->progress)
-        for (uint64_t i = 0; i <= 10; i++) options->progress(options->arg, i, 10, "nothing");
     *out = e;
     return 0;
 }

@@ -321,6 +321,20 @@ def test_a_second_signal_gives_them_up(many):
     assert daemon.process.wait(timeout=30) == 0
 
 
+@pytest.mark.parametrize("asked", [False, True], ids=["pinned", "given up"])
+def test_a_load_for_nobody_does_not_delay_a_stop(many, asked):
+    """A load of a minute ends at the next part of it."""
+    flags = ["--drain-seconds", "1"] if asked else ["--pin", "a"]
+    daemon = many(*flags, LOAD_MS=60000)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(daemon.ask, "a") if asked else None
+        daemon.wait("the load", lambda: daemon.states()["a"] == "loading")
+        daemon.process.send_signal(signal.SIGTERM)
+        assert not asked or answer.result().status_code == 503
+    assert daemon.process.wait(timeout=30) == 0
+    assert any("not loaded any further" in line for line in daemon.errors)
+
+
 def test_the_example_of_the_docs_is_served(tmp_path):
     page = (ROOT / "docs/OPERATIONS.md").read_text()
     text = page[page.index("<!-- test: models -->"):].split("```ini\n")[1].split("```")[0]

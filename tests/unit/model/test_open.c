@@ -212,12 +212,44 @@ Test(model_open, every_allocation_may_fail) {
 
 static uint64_t seen_bytes, all_bytes;
 
-static void note_progress(void *arg, uint64_t done, uint64_t total, const char *what) {
+static bool note_progress(void *arg, uint64_t done, uint64_t total, const char *what) {
     (void)what;
     ++*(int *)arg;
     cr_assert(done >= seen_bytes && done <= total);
     seen_bytes = done;
     all_bytes = total;
+    return true;
+}
+
+static bool stop_at_5(void *arg, uint64_t done, uint64_t total, const char *what) {
+    (void)done, (void)total, (void)what;
+    return ++*(int *)arg < 5;
+}
+
+Test(model_open, loading_ends_where_nobody_wants_the_rest) {
+    static const bool random[] = {false, true};
+    for (size_t i = 0; i < sizeof random / sizeof *random; i++) {
+        struct copy copy;
+        struct kern *kern;
+        struct model *model = NULL;
+        struct fault fault = {0};
+        int calls = 0;
+        copy_open(&copy, "qwen3", "\"head_dim\": 32", "\"head_dim\": 32");
+        const struct model_options options = {.dir = copy.dir,
+                                              .gates = "",
+                                              .rows_max = 8,
+                                              .logits_max = 1,
+                                              .random_weights = random[i],
+                                              .progress = stop_at_5,
+                                              .progress_arg = &calls};
+        cr_assert_eq(
+            cpu_open(&(struct cpu_options){.path = "reference", .threads = 1}, &kern, &fault), 0);
+        cr_assert_eq(model_open(kern, &options, &model, &fault), ERR_STOPPED, "%s", fault.text);
+        cr_assert_str_eq(fault.text, "loading was stopped");
+        cr_assert(!model && calls == 5);
+        kern->ops->close(kern);
+        copy_close(&copy);
+    }
 }
 
 Test(model_open, random_weights_need_only_the_config) {
