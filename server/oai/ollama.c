@@ -17,7 +17,7 @@
 #define OWN_FIELDS                                                                                 \
     {"format", OAI_ANY}, {"keep_alive", OAI_ANY}, {"logprobs", OAI_ANY}, {"options", OAI_ANY},     \
         {"shift", OAI_ANY}, {"think", OAI_ANY}, {"top_logprobs", OAI_ANY}, {"truncate", OAI_ANY},  \
-        {"max_tokens", OAI_NEVER}, {"stop", OAI_NEVER}, {                                          \
+        {"max_tokens", OAI_NEVER}, {"n", OAI_ONE}, {"stop", OAI_NEVER}, {                          \
         "verbose", OAI_FALSE                                                                       \
     }
 
@@ -38,6 +38,7 @@ static const struct oai_field generate_fields[] = {
  * server's options here. */
 static const struct oai_field option_fields[] = {
     {"num_predict", OAI_ANY},
+    {"n", OAI_ONE},
     {"stop", OAI_ANY},
     {"num_ctx", OAI_ANY},
     {"num_keep", OAI_ANY},

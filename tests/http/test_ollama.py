@@ -186,6 +186,16 @@ def test_fields_of_other_apis_are_named(shared):
     refused(shared, CHAT, "options", messages=[{"role": "user", "content": "x"}], options=[])
 
 
+@pytest.mark.parametrize("path", [CHAT, GENERATE])
+def test_one_answer_to_a_request(shared, path):
+    """Ollama's answers have place for one choice, so more of them are refused, as in Messages and Responses."""
+    body = {"messages": [{"role": "user", "content": "x"}]} if path == CHAT else {"prompt": "x"}
+    for n in (0, 2, "1"):
+        refused(shared, path, "n", **body, n=n)
+        refused(shared, path, "options.n", **body, options={"n": n})
+    assert ask(shared, path, **body, n=1, options={"n": 1}).status_code == 200
+
+
 def test_scores(shared, fake):
     answer = chat(shared, "ab", logprobs=True, top_logprobs=2)
     assert [s["token"] for s in answer["logprobs"]][:2] == ["a", "b"] and len(answer["logprobs"][0]["top_logprobs"]) == 2

@@ -60,6 +60,16 @@ def test_every_get_answers_as_described(shared):
             check(name, r.json())
 
 
+def test_the_routes_that_take_a_model_say_so(shared):
+    """?model= names the model of a question; where it means nothing, it is ignored."""
+    for path, methods in DOCUMENT["paths"].items():
+        if "get" in methods and "{" not in path:
+            taken = {"$ref": "#/components/parameters/Model"} in methods["get"].get("parameters", [])
+            r = shared.get(path + "?model=other")
+            assert (r.status_code == 404) == taken, path
+            assert not taken or r.json()["error"]["code"] == "model_not_found"
+
+
 @pytest.mark.parametrize("path", GOOD)
 def test_every_post_answers_as_described(shared, path):
     check(request_schema(path), GOOD[path])
