@@ -570,6 +570,15 @@ static void add_model_names(struct config_model *model, const char *names) {
     model->names = all;
 }
 
+static void note_section_line(struct config *config, const char *section, const char *option,
+                              const char *value) {
+    const size_t size = strlen(section) + strlen(option) + strlen(value) + sizeof "[] \n";
+    char *line = mem_must_alloc(size, 1);
+    snprintf(line, size, "[%s] %s\n%s", section, option, value);
+    add_to_list(&config->section_lines, line);
+    mem_free(line);
+}
+
 /* Reads a line of a section, which names a model, or has an option of one. */
 static int load_section_entry(struct loader *load, const char *section, const struct option *option,
                               const char *value, const char *where) {
@@ -587,6 +596,7 @@ static int load_section_entry(struct loader *load, const char *section, const st
                          option->name);
     load->in_file[option - config_options] = true;
     load->config->sections = true;
+    note_section_line(load->config, section, option->name, value);
     if (path && !load->section) {
         if (model)
             return fault_set(load->fault, ERR_INVALID, "model",
@@ -769,6 +779,7 @@ void config_close(struct config *config) {
             mem_free(*(char **)config_field(config, option));
     }
     clear_list(&config->notes);
+    clear_list(&config->section_lines);
     entries_close(config);
     mem_free((char *)(uintptr_t)config->engine.model_dir);
     memset(config, 0, sizeof *config);
@@ -796,6 +807,29 @@ static bool equal_fields(const struct config *a, const struct config *b,
     return s && t ? strcmp(s, t) == 0 : s == t;
 }
 
+/* Returns whether the list has this line of a section, or, with `any_value`, one of its option. */
+static bool has_section_line(const struct server_list *lines, const char *line, bool any_value) {
+    const size_t size = any_value ? strcspn(line, "\n") + 1 : strlen(line) + 1;
+    for (size_t i = 0; i < lines->count; i++)
+        if (strncmp(lines->items[i], line, size) == 0) return true;
+    return false;
+}
+
+/* Calls `changed` for the lines that `other` does not have; with `gone`, only for those whose
+ * option it does not have either. */
+static void report_section_lines(const struct server_list *lines, const struct server_list *other,
+                                 bool gone,
+                                 void (*changed)(void *arg, const char *option, bool taken),
+                                 void *arg) {
+    char name[256];
+    for (size_t i = 0; i < lines->count; i++) {
+        const char *line = lines->items[i];
+        if (has_section_line(other, line, gone)) continue;
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(line, "\n"), line);
+        changed(arg, name, false);
+    }
+}
+
 void config_reload(struct config *config, struct config *fresh,
                    void (*changed)(void *arg, const char *option, bool taken), void *arg) {
     for (size_t i = 0; i < config_option_count; i++) {
@@ -810,4 +844,6 @@ void config_reload(struct config *config, struct config *fresh,
         memcpy(old, new, option->size);
         memcpy(new, kept, option->size);
     }
+    report_section_lines(&fresh->section_lines, &config->section_lines, false, changed, arg);
+    report_section_lines(&config->section_lines, &fresh->section_lines, true, changed, arg);
 }

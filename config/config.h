@@ -40,8 +40,9 @@ struct config {
     struct server_list pins;     /* names of models */
     struct config_model *models; /* [model_count] all models; the first is engine.model_dir */
     size_t model_count;
-    bool sections;     /* models have options of their own */
-    char *config_file; /* --config */
+    bool sections;                    /* models have options of their own */
+    struct server_list section_lines; /* lines of sections: "[NAME] option\nvalue" */
+    char *config_file;                /* --config */
     enum config_fit fit;
     enum log_level log_level;
     enum log_format log_format;
@@ -67,7 +68,8 @@ bool config_is_option(const char *name); /* "kv-policy" */
 
 /* For SIGHUP: takes the values of options marked RELOADABLE from `fresh`, which was loaded with the
  * same arguments. Other options keep their values until a restart. `changed` is called for every
- * option whose value differs; `taken` tells whether it was applied. */
+ * option whose value differs; `taken` tells whether it was applied. An option of a section has its
+ * name in front, "[NAME] option", and is never taken. */
 void config_reload(struct config *config, struct config *fresh,
                    void (*changed)(void *arg, const char *option, bool taken), void *arg);
 

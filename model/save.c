@@ -252,7 +252,8 @@ static int put_tensors(struct saving *s, size_t alignment) {
         s->done += tensor->bytes;
         s->written += p->bytes;
         if (options->progress && !rc &&
-            !options->progress(options->progress_arg, s->done, weights_bytes(s->weights), "weights"))
+            !options->progress(options->progress_arg, s->done, weights_bytes(s->weights),
+                               "weights"))
             rc = fault_set(s->fault, ERR_STOPPED, "model", "rounding was stopped");
     }
     return rc;

@@ -198,8 +198,8 @@ void exchange_fail(struct exchange *ex) {
         answer->retry_ms = ex->retry_ns > 0 ? (int)(ex->retry_ns / 1000000) + 1
                                             : stats_retry_ms(&ex->model->stats);
     buf_clear(&answer->body);
-    oai_error_fn *const write = ex->route && ex->route->kind ? ex->route->kind->error
-                                                             : oai_error_of_path(ex->path);
+    oai_error_fn *const write =
+        ex->route && ex->route->kind ? ex->route->kind->error : oai_error_of_path(ex->path);
     if (write)
         write(&answer->body, error, ex->request_id);
     else

@@ -43,7 +43,7 @@ struct served_model {
     struct watchdog watchdog;
     struct engine_status *past;      /* [stats.replica_count] counts of engines that were closed */
     atomic_uint_fast64_t read, size; /* bytes of the weights, while it is loaded */
-    atomic_bool unwanted;            /* its load ends before it is complete: the server stops */
+    atomic_bool unwanted;            /* the server stops, and its load ends before it is complete */
     int users;                       /* exchanges that hold it: it stays loaded */
     bool wanted;                     /* is to be loaded though no request waits */
     bool leaves; /* makes room for another model: new requests wait for its next turn */

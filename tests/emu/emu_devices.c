@@ -113,7 +113,7 @@ Test(emu_devices, too_few_devices_are_the_trouble_of_the_option_that_wants_them)
     }
 }
 
-/* What models can share is the memory of the devices that they use, whatever the host has. */
+/* Models can share the memory of the devices that they use, whatever the host has. */
 Test(emu_devices, unused_memory_is_that_of_the_devices) {
     setenv("KEEPD_EMU_DEVICES", "2", 1);
     setenv("KEEPD_EMU_MEMORY", "10", 1);

@@ -348,6 +348,27 @@ Test(config, reload_takes_only_what_may_change) {
     config_close(&fresh.config);
 }
 
+Test(config, reload_reports_what_changed_in_sections) {
+    static const char before[] = "[a]\nmodel = x\nkv-budget = 5\nkv-chunk = 64\n[b]\nmodel = y\n";
+    static const char after[] = "[a]\nmodel = x\nkv-budget = 6\ntemperature = 1\n[c]\nmodel = y\n";
+    struct run run, fresh;
+    char notes[256] = "";
+    cr_assert_eq(load_file(&run, before, ""), 0, "%s", run.fault.text);
+    cr_assert_eq(load_file(&fresh, before, ""), 0);
+    config_reload(&run.config, &fresh.config, note_change, notes);
+    cr_assert_null(strchr(notes, '['), "%s", notes);
+    config_close(&fresh.config);
+    cr_assert_eq(load_file(&fresh, after, ""), 0, "%s", fresh.fault.text);
+    for (int i = 0; i < 2; i++) { /* a second time, too: nothing was taken */
+        notes[0] = '\0';
+        config_reload(&run.config, &fresh.config, note_change, notes);
+        cr_assert_str_eq(strchr(notes, '['),
+                         "[a] kv-budget [a] temperature [c] model [a] kv-chunk [b] model ");
+    }
+    config_close(&run.config);
+    config_close(&fresh.config);
+}
+
 Test(config, a_list_grows_and_the_strongest_source_gives_all_of_it) {
     struct run run;
     cr_assert_eq(load_file(&run, "api-key = a\napi-key = b\n", "--model m"), 0, "%s",
