@@ -280,6 +280,21 @@ static int refuse_several(const struct config *config, const char *command) {
     return report_fault("", &fault);
 }
 
+/* Leaves the options of the only model in *config, which a section may give. The arguments are
+ * those from which *config was loaded. On failure prints the reason and returns the exit status. */
+static int take_only_model(struct config *config, const char *command, int argc, char **argv) {
+    extern char **environ;
+    struct config own;
+    struct fault fault = {0};
+    int status = refuse_several(config, command);
+    if (status || !config->sections) return status;
+    if (config_load_model(argc, argv, environ, config, 0, &own, &fault))
+        return refuse_start("", &fault);
+    config_close(config);
+    *config = own;
+    return EXIT_SUCCESS;
+}
+
 /* --- running --- */
 
 /* Prints a request with curl. A Unix socket needs a flag, and a model without a chat template can
@@ -656,7 +671,7 @@ static int run_bench(int argc, char **argv) {
                                      &config, &fault))) {
         set_log(&config);
         log_notes(&config);
-        status = refuse_several(&config, "bench");
+        status = take_only_model(&config, "bench", count, rest);
         if (!status) status = measure_rates(&config, &tests);
     }
     config_close(&config);
@@ -761,7 +776,7 @@ static int run_fit(int argc, char **argv) {
     else if (!(status = load_options(rc, count, rest, "fit --help describes the arguments", &config,
                                      &fault))) {
         set_log(&config);
-        status = refuse_several(&config, "fit");
+        status = take_only_model(&config, "fit", count, rest);
         if (!status) status = fit_and_measure(&config, &command);
     }
     config_close(&config);
