@@ -505,5 +505,6 @@ const struct tool_form *tool_find(const char *source, tool_render *render, void 
 bool tool_hides_calls(tool_render *render, void *arg) {
     const char *both = render_calls(render, arg, ANSWER, 1);
     const char *call = both ? render_calls(render, arg, "", 1) : NULL;
-    return call && strstr(both, ANSWER) && !strstr(both, FIRST) && !strstr(call, FIRST);
+    /* the names may also stand in the list of tools */
+    return call && strstr(both, ANSWER) && !strstr(both, VALUE) && !strstr(call, VALUE);
 }

@@ -35,6 +35,12 @@ FAMILIES = {
     "kimi_k2": "<|tool_calls_section_begin|><|tool_call_argument_begin|>", "granite": "<|tool_call|><|start_of_role|>",
     "command": "<|START_ACTION|>tool_name", "lfm2": "<|tool_list_start|>", "gemma4": "<|tool_call>call:f{}<tool_call|>"}
 
+# The template of these tests shows no calls, so that they are written into the text.
+HIDDEN = {
+    "lfm2": '<|tool_call_start|>[weather(city="Rome", unit="C")]<|tool_call_end|>',
+    "gemma4": '<|tool_call>call:weather{city:<|"|>Rome<|"|>,unit:<|"|>C<|"|>}<tool_call|>',
+    "granite": '<|tool_call|>[{"name": "weather", "arguments": {"city":"Rome","unit":"C"}}]'}
+
 
 @pytest.fixture
 def nano(daemon):
@@ -126,6 +132,12 @@ def test_promised_calls_in_tags(daemon, tmp_path, family):
         r = requests.post(f"{nano.url}/v1/chat/completions", timeout=60, stream=True, json={**body, "stream": True})
         deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in r.iter_lines() if line.startswith(b"data: {")]
         assert "".join(c["function"].get("arguments", "") for d in deltas for c in d.get("tool_calls", [])) == call["arguments"]
+    if family not in HIDDEN:
+        return
+    calls = [{"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome", "unit": "C"}'}}]
+    history = [*USER, {"role": "assistant", "content": "So.", "tool_calls": calls}, {"role": "tool", "tool_call_id": "1", "content": "cold"}]
+    prompt = requests.post(f"{nano.url}/apply-template", timeout=60, json={"messages": history, "tools": [TOOL]}).json()["prompt"]
+    assert f"So.{HIDDEN[family]}<|im_end|>" in prompt
 
 
 OWN_FORM = """{%- for message in messages %}<|im_start|>{{ message.role }}
