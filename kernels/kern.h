@@ -786,6 +786,7 @@ struct kern_ops {
                           of KERN_BLOCK inputs */
     bool peeks;        /* recurrent states can stay what they are before a step's tokens */
     bool both_ways;    /* attend has kern_attend_options.both_ways */
+    bool reads_latent; /* rules that read keys (rule_reads_keys) run where keys hold the values */
     void (*close)(struct kern *kern);
     /* From now on the calling thread uses the instance; opening binds, too. A thread that uses
      * several instances binds each before using it. NULL: any thread may use any instance. */

@@ -1055,6 +1055,7 @@ static void fill_ops(struct ranks *ranks) {
     ranks->ops.scale_groups = own->scale_groups;
     ranks->ops.peeks = own->peeks;
     ranks->ops.both_ways = own->both_ways;
+    ranks->ops.reads_latent = own->reads_latent;
     ranks->ops.cache_info = own->cache_info;
     ranks->ops.rule_check = own->rule_check;
     if (!own->borrow) ranks->ops.borrow = NULL;

@@ -17,6 +17,11 @@ static inline bool rule_adds(const struct kern_rule *rule) {
     return rule->observe.global || (rule->observe.window == 0 && !unused);
 }
 
+/* Does the rule observe attention, or compare keys? */
+static inline bool rule_reads_keys(const struct kern_rule *rule) {
+    return rule_window(rule) > 0 || rule_adds(rule) || (rule && rule->redundancy.on);
+}
+
 /* kern_rule.floor in whole parts of RULE_FLOOR_PARTS: a float32 of 0.2 is slightly more. */
 #define RULE_FLOOR_PARTS 10000
 static inline int64_t rule_floor(const struct kern_rule *rule) {

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "kernels/rule.h"
 
 /* The cap applies to budget, buffer and chunk: with a cap on the budget alone, a huge buffer or
  * chunk would circumvent it. */
@@ -35,6 +36,9 @@ static struct fault rule_obstacle(const struct sched_kv *rules, const struct ker
     else if (rules->latent && rule->merge != KERN_MERGE_NONE)
         fault_set(&why, ERR_UNSUPPORTED, "",
                   "the model's keys hold its values, which cannot be merged apart");
+    else if (rules->latent_unread && rule_reads_keys(rule))
+        fault_set(&why, ERR_UNSUPPORTED, "",
+                  "attention to the model's latent vectors is not observed, nor are they compared");
     else
         (void)rules->rule_check(rule, &why);
     return why;

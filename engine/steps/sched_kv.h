@@ -15,6 +15,7 @@ struct sched_kv {
     struct kv_trained trained; /* the settings for which the gates were trained */
     bool unrotated;            /* some layers do not rotate their keys, or by other frequencies */
     bool latent;               /* keys hold the values */
+    bool latent_unread;        /* and the backend has no rules then that read keys */
     bool shifts;               /* requests that do not say otherwise, and can, are shifted */
     bool can_shift;            /* the backend can */
     int32_t positions;         /* number of the model's positions */

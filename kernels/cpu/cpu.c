@@ -255,6 +255,7 @@ static const struct kern_ops table = {
     .scale_groups = true,
     .peeks = true,
     .both_ways = true,
+    .reads_latent = true,
     .close = op_close,
     .mem_alloc = op_mem_alloc,
     .mem_free = op_mem_free,

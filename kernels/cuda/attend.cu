@@ -259,11 +259,14 @@ static __global__ void k_plan(const struct plan_args a) {
 
 /* ---- The host's side ---- */
 
-/* Upper bound of items for all decoding rows of one layer: streams have no more chunks than
- * positions, and no more entries than the pool and those that forks share, each counted again. */
+/* Latent vectors have no plan: their sums of all heads would take as much memory as the entries.
+ * Otherwise an upper bound of items for all decoding rows of one layer: streams have no more chunks
+ * than positions, and no more entries than the pool and those that forks share, each counted again.
+ */
 static int64_t plan_items_max(const struct cuda *cuda, int64_t forked_entries) {
     const struct kern_cache_options *o = &cuda->options;
     int64_t streams = (int64_t)o->slots * o->heads_kv;
+    if (o->latent) return 1;
     int64_t by_positions = streams * ((o->max_positions + CHUNK_KEYS - 1) / CHUNK_KEYS);
     int64_t entries = o->pages * cuda->pages.page_slots + forked_entries;
     int64_t by_pool = streams + entries / CHUNK_KEYS;
@@ -307,7 +310,7 @@ int attend_regions(struct cuda *cuda, struct region *regions) {
 void attend_plan(struct cuda *cuda) {
     const struct step *step = &cuda->step;
     int64_t streams_max = (int64_t)cuda->options.slots * cuda->options.heads_kv;
-    if (step->decode_count == 0 || !step->spans) return;
+    if (step->decode_count == 0 || !step->spans || cuda->pages.latent) return;
     struct plan_args args = {cuda->pages,        step->spans,     step->decode,
                              step->decode_count, cuda->items_max, streams_max,
                              cuda->items,        cuda->streams,   cuda->item_counts};
@@ -328,6 +331,7 @@ template <int D> static size_t shared_of(enum kern_dtype dtype) {
 
 size_t attend_shared(const struct cuda *cuda) {
     const enum kern_dtype dtype = cuda->options.dtype;
+    if (cuda->pages.latent) return attend_latent_shared(cuda);
     if (cuda->options.head_dim == 64) return shared_of<64>(dtype);
     if (cuda->options.head_dim == 128) return shared_of<128>(dtype);
     return shared_of<256>(dtype);
@@ -362,8 +366,7 @@ template <int D> static void decode(struct cuda *cuda, const struct attend_args 
 static struct heads_array queries_of(struct cuda *cuda, const float *qkv, int rows) {
     const struct kern_cache_options *o = &cuda->options;
     const int64_t width = (int64_t)o->heads_q * o->head_dim;
-    const struct heads_array from = {const_cast<float *>(qkv),
-                                     width + (int64_t)2 * o->heads_kv * o->head_dim};
+    const struct heads_array from = {const_cast<float *>(qkv), cuda_row_width(cuda)};
     if (!cuda->pages.scaled) return from;
     size_t bytes = (size_t)rows * (size_t)width * sizeof(float);
     const struct heads_array to = {static_cast<float *>(room_take(cuda, &cuda->rotated, bytes)),
@@ -407,6 +410,10 @@ void op_attend(struct kern *kern, int layer, float *out, const float *qkv,
     args.scale = options->scale * LOG2_E;
     args.cap = options->cap * LOG2_E;
     args.sinks = cuda->attended[layer].sinks;
+    if (args.pages.latent) {
+        attend_latent(cuda, args, step->tile_count);
+        return;
+    }
     if (step->tile_count > 0) attend_prompts(cuda, args, step->tile_count);
     if (args.decode_count > 0 && cuda->options.head_dim == 64) decode<64>(cuda, args);
     if (args.decode_count > 0 && cuda->options.head_dim == 128) decode<128>(cuda, args);

@@ -382,5 +382,8 @@ static __device__ __forceinline__ void fetch(const struct fetchers &by, const st
 
 /* prefill.cu: the rows of `tile_count` > 0 tiles. */
 void attend_prompts(struct cuda *cuda, const struct attend_args &args, int tile_count);
+/* attend_latent.cu: all rows, where keys hold the values; the least shared memory of a block. */
+void attend_latent(struct cuda *cuda, const struct attend_args &args, int tile_count);
+size_t attend_latent_shared(const struct cuda *cuda);
 
 #endif

@@ -14,26 +14,56 @@
 
 /* ---- Opening ---- */
 
-/* A page's rows and their factors. */
-static int page_bytes_of(enum kern_dtype dtype, int slots) {
-    return PAGE_BYTES + 2 * slots * (int)row_factor_bytes(dtype);
+/* Sizes of a page: pages.cuh. */
+struct page_shape {
+    int row_bytes, slots, bytes; /* bytes: rows and their factors */
+};
+
+static struct page_shape latent_page(int row_bytes) {
+    struct page_shape shape = {};
+    shape.row_bytes = (row_bytes + PANEL_BYTES - 1) / PANEL_BYTES * PANEL_BYTES;
+    shape.slots = LATENT_SLOTS;
+    while (2 * shape.slots * shape.row_bytes <= LATENT_PAGE_MOST) shape.slots *= 2;
+    shape.bytes = shape.slots * shape.row_bytes;
+    return shape;
+}
+
+static struct page_shape page_shape_of(const struct kern_cache_options *o) {
+    const int row_bytes = (int)row_code_bytes(o->dtype, o->head_dim);
+    if (o->latent) return latent_page(row_bytes);
+    int slots = page_slots_of(row_bytes);
+    if (slots < 1) slots = 1; /* rows that check_options refuses */
+    return {row_bytes, slots, PAGE_BYTES + 2 * slots * (int)row_factor_bytes(o->dtype)};
 }
 
 void op_cache_info(const struct kern_cache_options *options, struct kern_cache_info *info) {
-    const enum kern_dtype dtype = options->dtype;
-    int slots = page_slots_of((int)row_code_bytes(dtype, options->head_dim));
-    info->page_slots = slots > 0 ? slots : 1;
-    info->page_slots_least = info->page_slots;
+    const struct page_shape shape = page_shape_of(options);
+    info->page_slots = info->page_slots_least = shape.slots;
     info->member_slots = 0;
     info->state_slots = STATE_NUMBERS;
     /* factors; pos, log_beta, score, keys; reference count and place in the ring */
-    info->page_bytes = page_bytes_of(dtype, info->page_slots) + (int64_t)info->page_slots * 16 + 8;
+    info->page_bytes = shape.bytes + (int64_t)shape.slots * 16 + 8;
 }
 
-static int check_options(const struct kern_cache_options *o, struct fault *fault) {
-    if (o->heads)
-        return fault_set(fault, ERR_UNSUPPORTED, "head_dim",
-                         "the CUDA backend serves models whose layers have equal heads");
+static int check_latent(const struct kern_cache_options *o, struct fault *fault) {
+    if (o->dtype != KERN_BF16)
+        return fault_set(fault, ERR_UNSUPPORTED, "kv_dtype",
+                         "the CUDA cache holds latent vectors in bf16; f32 and fp8 are for the "
+                         "CPU");
+    if (o->latent % CHUNK_DIMS || o->head_dim % CHUNK_DIMS || o->latent > LATENT_VALUES_MAX ||
+        o->head_dim > LATENT_DIM_MAX)
+        return fault_set(fault, ERR_UNSUPPORTED, "kv_lora_rank",
+                         "the CUDA backend serves latent vectors of up to %d numbers, and up to %d "
+                         "with those that rotate, both multiples of %d; this model has %d and %d",
+                         LATENT_VALUES_MAX, LATENT_DIM_MAX, CHUNK_DIMS, o->latent, o->head_dim);
+    if (o->heads_kv != 1 || o->latent < 0 || o->latent >= o->head_dim || o->states > 0)
+        return fault_set(fault, ERR_INVALID, "cache",
+                         "a latent vector of %d in keys of %d, %d KV heads and %d states",
+                         o->latent, o->head_dim, o->heads_kv, o->states);
+    return 0;
+}
+
+static int check_heads(const struct kern_cache_options *o, struct fault *fault) {
     if (o->head_dim != 64 && o->head_dim != 128 && o->head_dim != 256)
         return fault_set(fault, ERR_UNSUPPORTED, "head_dim",
                          "the CUDA backend serves head sizes 64, 128 and 256; this model has %d",
@@ -41,13 +71,22 @@ static int check_options(const struct kern_cache_options *o, struct fault *fault
     if (o->dtype != KERN_BF16 && o->dtype != KERN_E4M3 && o->dtype != KERN_ROW8)
         return fault_set(fault, ERR_UNSUPPORTED, "kv_dtype",
                          "the CUDA cache holds bf16, fp8 or q8; f32 and q4 are for the CPU");
-    if (o->layers < 1 || o->heads_kv < 1 || o->heads_q < 1 || o->heads_q % o->heads_kv != 0)
-        return fault_set(fault, ERR_INVALID, "cache", "%d query heads on %d KV heads", o->heads_q,
-                         o->heads_kv);
     if (o->heads_q / o->heads_kv > GROUP_MAX)
         return fault_set(fault, ERR_UNSUPPORTED, "cache",
                          "%d query heads share a KV head; the CUDA backend takes up to %d",
                          o->heads_q / o->heads_kv, GROUP_MAX);
+    return 0;
+}
+
+static int check_options(const struct kern_cache_options *o, struct fault *fault) {
+    if (o->heads)
+        return fault_set(fault, ERR_UNSUPPORTED, "head_dim",
+                         "the CUDA backend serves models whose layers have equal heads");
+    if (o->layers < 1 || o->heads_kv < 1 || o->heads_q < 1 || o->heads_q % o->heads_kv != 0)
+        return fault_set(fault, ERR_INVALID, "cache", "%d query heads on %d KV heads", o->heads_q,
+                         o->heads_kv);
+    int rc = o->latent ? check_latent(o, fault) : check_heads(o, fault);
+    if (rc) return rc;
     if (o->slots < 1 || o->max_positions < 1 || o->max_positions > 1 << 30)
         return fault_set(fault, ERR_INVALID, "cache", "slots and max_positions must be positive");
     if (o->pages < 1 || o->pages > INT32_MAX)
@@ -81,10 +120,12 @@ static void set_shape(struct cuda *cuda, const struct kern_cache_options *model)
     p->head_first = cuda->shard.first;
     p->head_dim = o->head_dim;
     p->streams = o->layers * o->heads_kv;
-    p->row_bytes = (int)row_code_bytes(o->dtype, o->head_dim);
-    p->page_slots = page_slots_of(p->row_bytes);
-    p->page_bytes = page_bytes_of(o->dtype, p->page_slots);
+    const struct page_shape shape = page_shape_of(o);
+    p->row_bytes = shape.row_bytes;
+    p->page_slots = shape.slots;
+    p->page_bytes = shape.bytes;
     p->scaled = row_scaled(o->dtype);
+    p->latent = o->latent > 0;
     p->stream_pages = (o->max_positions + p->page_slots - 1) / p->page_slots;
     o->state_floats = kern_state_part(model, cuda->comm->ranks);
     p->rows = p->streams + o->states;
@@ -160,8 +201,8 @@ static size_t margin(const struct cuda *cuda, const struct device_memory *memory
     struct cuda shape = {};
     shape.comm = cuda->comm;
     set_shape(&shape, options);
-    return rooms_bytes(cuda, options) + memory->total / 20 +
-           (size_t)options->slots * ring_bytes(&shape, 16);
+    const size_t ring = options->latent ? 0 : ring_bytes(&shape, 16); /* see rule_fits */
+    return rooms_bytes(cuda, options) + memory->total / 20 + (size_t)options->slots * ring;
 }
 
 static size_t mib(size_t bytes) {
@@ -175,9 +216,12 @@ int op_cache_fit(struct kern *kern, const struct kern_cache_options *options, in
     one.pages = 1;
     int rc = check_options(&one, fault);
     if (rc) return rc;
+    struct cuda shape = {};
+    shape.comm = cuda_of(kern)->comm;
+    set_shape(&shape, options);
     size_t spare = margin(cuda_of(kern), &memory, options),
            room = memory.unused > spare ? memory.unused - spare : 0;
-    int64_t low = 0, high = (int64_t)(room / PAGE_BYTES);
+    int64_t low = 0, high = (int64_t)(room / (size_t)shape.pages.page_bytes);
     if (high > INT32_MAX) high = INT32_MAX;
     while (low < high) {
         int64_t middle = low + (high - low + 1) / 2;
@@ -187,9 +231,6 @@ int op_cache_fit(struct kern *kern, const struct kern_cache_options *options, in
             high = middle - 1;
     }
     *pages = low;
-    struct cuda shape = {};
-    shape.comm = cuda_of(kern)->comm;
-    set_shape(&shape, options);
     if (low >= shape.pages.streams + (int64_t)options->states * shape.pages.state_pages) return 0;
     return fault_set(fault, ERR_NOMEM, "kv-pool-bytes",
                      "%zu of the device's %zu MiB are free, of which %zu stay free for steps; the "
@@ -600,7 +641,7 @@ int op_begin_step(struct kern *kern, const struct kern_batch *batch) {
         CHECK(s->slot >= 0 && s->slot < cuda->options.slots);
         CHECK(s->count > 0 && s->pos >= cuda->slots[s->slot].next_pos);
         if (s->pos > cuda->options.max_positions - s->count) return ERR_LIMIT;
-        if (s->rule && op_rule_check(s->rule, NULL)) return ERR_UNSUPPORTED;
+        if (s->rule && !rule_fits(cuda, s->rule)) return ERR_UNSUPPORTED;
     }
     cache_changes(cuda);
     int rc = join_agree(cuda, prepare_step(cuda, batch));

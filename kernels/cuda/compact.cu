@@ -141,40 +141,50 @@ struct place {
 
 /* A chunk being moved: consecutive survivors. All in shared memory. */
 struct load {
-    uint4 *rows; /* [survivor][K, V][pieces of 16 bytes] */
+    uint4 *rows; /* [survivor][pieces of 16 bytes] */
     struct moved *side;
     struct place *at; /* source places; then destinations */
     int *item;
 };
 
-template <int PIECES> static __host__ __device__ __forceinline__ int load_bytes() {
+/* Pieces of an entry: of K, then of V, PIECES each. PIECES 0: of a latent vector, as many as its
+ * row has. */
+template <int PIECES>
+static __host__ __device__ __forceinline__ int entry_pieces(const struct pages &p) {
+    return PIECES ? 2 * PIECES : p.row_bytes / (int)sizeof(uint4);
+}
+
+static __host__ __device__ __forceinline__ int load_bytes(int pieces) {
     return PRODUCT_KEYS *
-               (int)(2 * PIECES * sizeof(uint4) + sizeof(struct moved) + sizeof(struct place)) +
+               (int)(pieces * sizeof(uint4) + sizeof(struct moved) + sizeof(struct place)) +
            16;
 }
 
-template <int PIECES> static __device__ __forceinline__ struct load load_open(char *shared) {
+static __device__ __forceinline__ struct load load_open(char *shared, int pieces) {
     struct load load;
     load.rows = (uint4 *)shared;
-    load.side = (struct moved *)(load.rows + PRODUCT_KEYS * 2 * PIECES);
+    load.side = (struct moved *)(load.rows + PRODUCT_KEYS * pieces);
     load.at = (struct place *)(load.side + PRODUCT_KEYS);
     load.item = (int *)(load.at + PRODUCT_KEYS);
     return load;
 }
 
-/* The place of an entry: a page has PAGE_SIDE / (16 PIECES) rows. */
+/* The place of an entry: a page has PAGE_SIDE / (16 PIECES) rows of a side. */
 template <int PIECES>
-static __device__ __forceinline__ struct place place_of(const int32_t *table, int entry) {
-    const int P = PAGE_SIDE / (16 * PIECES);
+static __device__ __forceinline__ struct place place_of(const struct pages &p, const int32_t *table,
+                                                        int entry) {
+    const int P = PIECES ? PAGE_SIDE / (16 * (PIECES ? PIECES : 1)) : p.page_slots;
     return {table[entry / P], entry % P};
 }
 
-/* Piece `piece` of K, or, past K, of V. */
+/* Piece `piece` of an entry. */
 template <int PIECES>
 static __device__ __forceinline__ uint4 *piece_at(const struct pages &p, struct place at,
                                                   int piece) {
+    const int side = PIECES ? piece / (PIECES ? PIECES : 1) : 0;
     return (uint4 *)(pages_at(p, at.page) +
-                     page_chunk(16 * PIECES, piece / PIECES, at.row, piece % PIECES));
+                     (PIECES ? page_chunk(16 * PIECES, side, at.row, piece - side * PIECES)
+                             : panel_chunk(p.page_slots, at.row, piece)));
 }
 
 /* Candidates store their new score if the rule has a history; recent entries have none yet. */
@@ -197,7 +207,7 @@ static __device__ void take_side(const struct evict_args &a, const struct due &d
     for (int w = 0; w < warp; w++) rank += __popc(chunk.kept[w]);
     rank += __popc(chunk.kept[warp] & ((1u << threadIdx.x % 32) - 1));
     int entry = first + (int)threadIdx.x;
-    struct place at = place_of<PIECES>(table, entry);
+    struct place at = place_of<PIECES>(p, table, entry);
     int64_t side = (int64_t)at.page * p.page_slots + at.row;
     load.side[rank] = {p.pos[side], p.log_beta[side], score_of(a, d, state, entry, side), {0, 0}};
     for (int value = 0; value < 2 && p.scaled; value++)
@@ -207,14 +217,13 @@ static __device__ void take_side(const struct evict_args &a, const struct due &d
 
 template <int PIECES>
 static __device__ void take_rows(const struct pages &p, const struct load &load, int count) {
-    int many = count * 2 * PIECES;
+    const int each = entry_pieces<PIECES>(p), many = count * each;
     for (int i = threadIdx.x; i < many; i += AHEAD * MOVE_THREADS) {
         uint4 piece[AHEAD];
 #pragma unroll
         for (int k = 0; k < AHEAD; k++) {
             int at = i + k * MOVE_THREADS;
-            if (at < many)
-                piece[k] = *piece_at<PIECES>(p, load.at[at / (2 * PIECES)], at % (2 * PIECES));
+            if (at < many) piece[k] = *piece_at<PIECES>(p, load.at[at / each], at % each);
         }
 #pragma unroll
         for (int k = 0; k < AHEAD; k++)
@@ -226,9 +235,10 @@ static __device__ void take_rows(const struct pages &p, const struct load &load,
 template <int PIECES>
 static __device__ void put(const struct pages &p, const int32_t *table, const struct load &load,
                            int to, int count) {
+    const int each = entry_pieces<PIECES>(p);
     int rank = threadIdx.x;
     if (rank < count) {
-        struct place at = place_of<PIECES>(table, to + rank);
+        struct place at = place_of<PIECES>(p, table, to + rank);
         int64_t side = (int64_t)at.page * p.page_slots + at.row;
         load.at[rank] = at;
         p.pos[side] = load.side[rank].pos;
@@ -238,8 +248,8 @@ static __device__ void put(const struct pages &p, const int32_t *table, const st
             *pages_factor(p, at.page, value, at.row) = load.side[rank].factors[value];
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < count * 2 * PIECES; i += MOVE_THREADS)
-        *piece_at<PIECES>(p, load.at[i / (2 * PIECES)], i % (2 * PIECES)) = load.rows[i];
+    for (int i = threadIdx.x; i < count * each; i += MOVE_THREADS)
+        *piece_at<PIECES>(p, load.at[i / each], i % each) = load.rows[i];
 }
 
 /* Signals that the chunk's entries have been read. */
@@ -285,7 +295,7 @@ static __global__ void __launch_bounds__(MOVE_THREADS, MOVE_BLOCKS)
     SHARED_MEMORY(shared);
     const struct pages &p = a.streams.pages;
     if (pages_failed(p)) return;
-    struct load load = load_open<PIECES>(shared);
+    struct load load = load_open(shared, entry_pieces<PIECES>(p));
     int items = *a.streams.item_count;
     for (int i = next_item(a, load); i < items; i = next_item(a, load)) {
         const struct item item = a.streams.items[i];
@@ -345,7 +355,7 @@ void compact_own(struct cuda *cuda, const struct evict_args &args) {
 }
 
 template <int PIECES> static void move(struct cuda *cuda, const struct evict_args &args) {
-    const int shared = load_bytes<PIECES>();
+    const int shared = load_bytes(entry_pieces<PIECES>(cuda->pages));
     int each = MOVE_ROOM / shared;
     if (each > MOVE_BLOCKS) each = MOVE_BLOCKS;
     LAUNCH(cuda->device, (k_compact<PIECES>), blocks_of(cuda, each), MOVE_THREADS, (size_t)shared,
@@ -353,15 +363,13 @@ template <int PIECES> static void move(struct cuda *cuda, const struct evict_arg
 }
 
 size_t compact_shared(const struct cuda *cuda) {
-    int row = cuda->pages.row_bytes;
-    return (size_t)(row == 64    ? load_bytes<4>()
-                    : row == 128 ? load_bytes<8>()
-                    : row == 256 ? load_bytes<16>()
-                                 : load_bytes<32>());
+    const struct pages &p = cuda->pages;
+    return (size_t)load_bytes((p.latent ? 1 : 2) * p.row_bytes / (int)sizeof(uint4));
 }
 
 void compact_all(struct cuda *cuda, const struct evict_args &args) {
-    int row = args.streams.pages.row_bytes;
+    int row = args.streams.pages.latent ? 0 : args.streams.pages.row_bytes;
+    if (row == 0) move<0>(cuda, args);
     if (row == 64) move<4>(cuda, args);
     if (row == 128) move<8>(cuda, args);
     if (row == 256) move<16>(cuda, args);

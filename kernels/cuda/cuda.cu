@@ -117,6 +117,9 @@ static struct kern_ops make_table(const char *name) {
     t.qk_rope = op_qk_rope;
     t.write_kv = op_write_kv;
     t.attend = op_attend;
+    t.latent_reserve = op_latent_reserve;
+    t.latent_in = op_latent_in;
+    t.latent_out = op_latent_out;
     t.short_conv = op_short_conv;
     t.delta = op_delta;
     t.mamba = op_mamba;

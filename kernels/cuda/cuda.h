@@ -3,7 +3,8 @@
  * Activations are float32 between operations; matrix products round them to bf16 (weights in bf16;
  * float32 weights multiply in float32), attention rounds queries, keys, values and probabilities to
  * bf16 and sums in float32. Pages hold bf16, fp8 or q8; head_dim is 64, 128 or 256, at most 16
- * query heads share a KV head.
+ * query heads share a KV head. Latent vectors (kern_cache_options.latent) are in bf16, of up to 512
+ * numbers and 640 with those that rotate, for any number of heads; rules that read keys do not run.
  *
  * Everything is queued on one stream: `sync` returns the errors of a step, or `sample` if the step
  * samples, and a step waits only there. ERR_FULL and ERR_INTERNAL mean that a kernel refused (a

@@ -341,6 +341,11 @@ int op_rule_check(const struct kern_rule *rule, struct fault *fault) {
     return 0;
 }
 
+bool rule_fits(const struct cuda *cuda, const struct kern_rule *rule) {
+    if (op_rule_check(rule, NULL)) return false;
+    return !cuda->pages.latent || !rule_reads_keys(rule);
+}
+
 /* Requirements of the rules of the current sequences. */
 struct wants {
     bool attention, window, preference, layers, redundancy, floor, joint, cap;
@@ -807,7 +812,7 @@ int op_evict(struct kern *kern, const struct kern_evict *due, int count) {
     CHECK(cuda->has_cache);
     for (int i = 0; i < count; i++) {
         CHECK(due[i].slot >= 0 && due[i].slot < cuda->options.slots && due[i].budget > 0);
-        if (op_rule_check(due[i].rule, NULL)) return ERR_UNSUPPORTED;
+        if (!rule_fits(cuda, due[i].rule)) return ERR_UNSUPPORTED;
     }
     int rc = 0;
     cache_changes(cuda);

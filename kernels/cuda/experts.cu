@@ -12,22 +12,15 @@
 #include "kernels/cuda/activation.cuh"
 #include "kernels/cuda/block.cuh"
 #include "kernels/cuda/experts.h"
-#include "kernels/cuda/packed.cuh"
+#include "kernels/cuda/matrix.cuh"
 
 #define THREADS 256
 #define WARPS   (THREADS / 32)
-#define GROUP   8   /* rows of one expert that are multiplied together */
-#define PIECE   256 /* uses that one warp sorts */
-#define SORTERS 4   /* warps of a block that sorts */
+#define GROUP   MATRIX_ROWS /* rows of one expert that are multiplied together */
+#define PIECE   256         /* uses that one warp sorts */
+#define SORTERS 4           /* warps of a block that sorts */
 
 #define SUM_LEAST 1e-20f /* added to a sum that scores are divided by: all may be 0 */
-
-/* The weights of one expert, as a matrix in device memory. */
-struct matrix {
-    const void *data;
-    const float *scale; /* E4M3: [rows]; in blocks: factors; or NULL */
-    int32_t dtype;
-};
 
 /* Where a bias of the model has the numbers of this rank's outputs. */
 struct bias {
@@ -79,8 +72,7 @@ static size_t row_bytes(const struct kern_experts *experts) {
     return (size_t)spec->used * (numbers + group) + (1 + counts) * sizeof(int32_t);
 }
 
-static struct matrix *upload_matrices(struct cuda *cuda, struct kern_weight *const *weights,
-                                      int count) {
+struct matrix *matrices_upload(struct cuda *cuda, struct kern_weight *const *weights, int count) {
     size_t bytes = (size_t)count * sizeof(struct matrix);
     struct matrix *host = static_cast<struct matrix *>(mem_try_alloc((size_t)count, sizeof *host));
     void *to = host ? device_alloc(cuda->device, bytes) : NULL;
@@ -111,8 +103,8 @@ int op_experts_load(struct kern *kern, const struct kern_experts_spec *spec,
     experts->gate_up_bias = {spec->gate_up_bias,
                              2 * spec->d_ff,
                              {(int)first->part[0].first, (int)first->part[parts - 1].first}};
-    experts->gate_up = upload_matrices(cuda, spec->gate_up, spec->count);
-    experts->down = upload_matrices(cuda, spec->down, spec->count);
+    experts->gate_up = matrices_upload(cuda, spec->gate_up, spec->count);
+    experts->down = matrices_upload(cuda, spec->down, spec->count);
     int rc = experts->gate_up && experts->down ? device_sync(cuda->device) : ERR_NOMEM;
     if (rc) {
         op_experts_free(kern, experts);
@@ -379,38 +371,6 @@ struct expert_args {
     bool ungated; /* outputs are their own gates */
 };
 
-static __device__ __forceinline__ float weight_at(const struct matrix &m, int64_t row, int column,
-                                                  int cols) {
-    const int64_t i = row * cols + column;
-    if (m.dtype >= KERN_Q8)
-        return packed_number(
-            {static_cast<const uint8_t *>(m.data), m.scale, m.dtype, cols / KERN_BLOCK, 0}, row,
-            column);
-    if (m.dtype == KERN_F32) return static_cast<const float *>(m.data)[i];
-    if (m.dtype == KERN_BF16)
-        return __uint_as_float((uint32_t) static_cast<const uint16_t *>(m.data)[i] << 16);
-    if (m.dtype == KERN_F16) return ptx_unpack_f16(static_cast<const uint16_t *>(m.data)[i]).x;
-    return ptx_unpack_f16(ptx_f16_of_e4m3(static_cast<const uint8_t *>(m.data)[i])).x;
-}
-
-/* Rows of a group times row `at` of the matrix: lane u gets the product of row u. All lanes of a
- * warp; `rows`: their first numbers. */
-static __device__ float multiply_group(const struct matrix &m, int64_t at,
-                                       const float *const rows[GROUP], int cols, int lane) {
-    float sum[GROUP] = {0}, mine = 0;
-    for (int i = lane; i < cols; i += 32) {
-        float w = weight_at(m, at, i, cols);
-#pragma unroll
-        for (int u = 0; u < GROUP; u++) sum[u] = fmaf(w, rows[u][i], sum[u]);
-    }
-#pragma unroll
-    for (int u = 0; u < GROUP; u++) {
-        for (int by = 16; by > 0; by /= 2) sum[u] += __shfl_xor_sync(WARP_ALL, sum[u], by);
-        if (lane == u) mine = sum[u];
-    }
-    return m.dtype == KERN_E4M3 ? mine * m.scale[at] : mine;
-}
-
 static __device__ __forceinline__ float bias_at(const struct bias &b, int expert, int part, int i) {
     return b.all ? b.all[(int64_t)expert * b.stride + b.first[part] + i] : 0;
 }
@@ -431,11 +391,11 @@ template <bool GATED> static __global__ void k_product(const struct expert_args 
         int use = g.first + (u < g.count ? u : 0);
         rows[u] = a.x + (int64_t)(GATED ? a.r.source[use] : use) * a.cols;
     }
-    float value = multiply_group(m, out, rows, a.cols, lane) + bias_at(a.bias, g.expert, 0, out);
+    float value = matrix_multiply(m, out, rows, a.cols, lane) + bias_at(a.bias, g.expert, 0, out);
     if (GATED) {
         float up = value;
         if (!a.ungated)
-            up = multiply_group(m, (int64_t)out + a.outputs, rows, a.cols, lane) +
+            up = matrix_multiply(m, (int64_t)out + a.outputs, rows, a.cols, lane) +
                  bias_at(a.bias, g.expert, 1, out);
         value = gated(value, up, a.activation);
     }

@@ -14,6 +14,8 @@
 #define PREFILL_ROWS 128 /* packed rows (token, query head of the group) of a prefill tile */
 #define PARTS_MAX    4   /* parts of a joined weight */
 
+struct matrix; /* matrix.cuh */
+
 /* Row-major [rows][cols], the layout of the file; each of several ranks has its part. */
 struct kern_weight {
     void *data;
@@ -28,6 +30,11 @@ struct kern_weight {
     struct shard_range
         part[PARTS_MAX]; /* outputs of each part that are on this rank, numbered as in the model */
     float *bias; /* scratch for this rank's part of a bias; NULL: the rank has all outputs */
+
+    /* The place in a table of the matrices of all heads, which the first of them owns: latent.cu.
+     * NULL: it is in none. */
+    struct matrix *head;
+    bool owns_heads;
 };
 
 /* Device memory that only grows; growing discards the contents. */
@@ -196,6 +203,12 @@ static inline int cuda_group(const struct cuda *cuda) {
     return cuda->options.heads_q / cuda->options.heads_kv;
 }
 
+/* Numbers of a row of queries, keys and, unless keys hold them, values. */
+static inline int64_t cuda_row_width(const struct cuda *cuda) {
+    const struct kern_cache_options *o = &cuda->options;
+    return (int64_t)(o->heads_q + (o->latent ? 1 : 2) * o->heads_kv) * o->head_dim;
+}
+
 /* Returns the room's memory, at least `bytes`; NULL if there is none (the device keeps the
  * failure). Previous contents are lost. */
 void *room_take(struct cuda *cuda, struct room *room, size_t bytes);
@@ -277,6 +290,10 @@ size_t compact_shared(const struct cuda *cuda); /* bytes of shared memory that a
 
 /* evict.cu */
 int op_rule_check(const struct kern_rule *rule, struct fault *fault);
+/* Can this cache's sequences have the rule? A rule that multiplies keys cannot run where keys are
+ * latent vectors: shared memory has no room for PRODUCT_KEYS of them beside queries of all heads.
+ */
+bool rule_fits(const struct cuda *cuda, const struct kern_rule *rule);
 int op_evict(struct kern *kern, const struct kern_evict *due, int count);
 /* Makes room for evictions of the slot alone with all its pages; ERR_NOMEM. */
 int evict_reserve(struct cuda *cuda, int slot, const struct kern_rule *rule);
@@ -347,6 +364,13 @@ void op_delta(struct kern *kern, int state, float *y, float *in, float *rates,
               const struct kern_delta *delta, const struct kern_batch *batch);
 void op_mamba(struct kern *kern, int state, float *y, float *in, float *shared,
               const struct kern_mamba *mamba, const struct kern_batch *batch);
+
+/* latent.cu */
+int op_latent_reserve(struct kern *kern, struct kern_weight *const *weights, int heads);
+void op_latent_in(struct kern *kern, float *qkv, const float *q, const float *entries,
+                  const struct kern_latent *latent, int rows);
+void op_latent_out(struct kern *kern, float *y, const float *x, const struct kern_latent *latent,
+                   int rows);
 
 /* gate.cu */
 int op_gate_load(struct kern *kern, const struct kern_gate_spec *spec, struct kern_gate **out,

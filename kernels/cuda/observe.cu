@@ -599,6 +599,7 @@ int op_prepare(struct kern *kern, int index, const struct kern_rule *rule, int64
     struct cuda *cuda = cuda_of(kern);
     CHECK(cuda->has_cache && index >= 0 && index < cuda->options.slots && pages >= 0);
     struct slot *slot = &cuda->slots[index];
+    if (rule && !rule_fits(cuda, rule)) return ERR_UNSUPPORTED;
     if (rule && rule_shared(cuda, rule) > device_shared(cuda->device)) return ERR_UNSUPPORTED;
     const int64_t states = (int64_t)cuda->options.states * cuda->pages.state_pages;
     slot->pages = pages > states ? pages - states : 0;

@@ -10,6 +10,11 @@
  * (r / 2 & 3). So one bulk copy puts a page into shared memory free of bank conflicts for ldmatrix,
  * and 8 rows x 128 bytes are the 128-byte-swizzled atom of wgmma.
  *
+ * With latent attention (struct kern_latent) a page holds keys alone, whose first numbers are the
+ * values. A row is head_dim numbers of bf16 and zeros up to a whole panel; P, a power of two from 8
+ * on, makes the page as large as it can be with LATENT_PAGE_MOST bytes. DeepSeek's rows of 576
+ * numbers: nine panels, 8 entries, 9,216 bytes.
+ *
  * Entries of a stream (slot, layer, KV head) are dense and ascend in pos: entry i is row i % P of
  * page table[i / P]. Memory at or after a stream's length is stale, and may be NaN if another
  * sequence left it: kernels mask it as keys and as values.
@@ -34,6 +39,11 @@
 #define CHUNK_DIMS                                                                                 \
     8 /* dimensions per piece, the part of a row that one thread processes: 16 bytes of bf16, 8 of \
          e4m3 */
+
+#define LATENT_PAGE_MOST  10240
+#define LATENT_SLOTS      8   /* the least P */
+#define LATENT_VALUES_MAX 512 /* numbers of a value that attention has registers for */
+#define LATENT_DIM_MAX    640 /* numbers of a key that evictions have shared memory for */
 
 #define STATE_NUMBERS (PAGE_BYTES / 4) /* in a page of a recurrent state */
 
@@ -67,6 +77,7 @@ struct pages {
     int row_bytes;                           /* bytes of one key or value, without its factor */
     int page_bytes;                          /* PAGE_BYTES, and the factors */
     bool scaled;                             /* rows are codes with a factor, rotated */
+    bool latent;                             /* keys hold the values; rows are padded */
     int heads_model, head_first;             /* KV heads of all ranks; the first one on this rank */
     int page_slots;                          /* P */
     int stream_pages;                        /* ceil(max_positions / P) */
@@ -78,19 +89,31 @@ static __host__ __device__ __forceinline__ int page_slots_of(int row_bytes) {
     return PAGE_SIDE / row_bytes;
 }
 
-/* Byte offset of the 16-byte chunk `chunk` of row `row`; side 0 is K, 1 is V. */
+/* Byte offset of the 16-byte chunk `chunk` of row `row`, where `rows` rows are cut into panels. */
+static __host__ __device__ __forceinline__ int panel_chunk(int rows, int row, int chunk) {
+    int panel = chunk >> 3, in_panel = (chunk & 7) ^ (row & 7);
+    return (panel * rows + row) * PANEL_BYTES + (in_panel << 4);
+}
+
+/* The same in a page of keys and values; side 0 is K, 1 is V. */
 static __host__ __device__ __forceinline__ int page_chunk(int row_bytes, int side, int row,
                                                           int chunk) {
     if (row_bytes < PANEL_BYTES)
         return side * PAGE_SIDE + row * row_bytes + ((chunk ^ (row >> 1 & 3)) << 4);
-    int panel = chunk >> 3, in_panel = (chunk & 7) ^ (row & 7), rows = PAGE_SIDE / row_bytes;
-    return side * PAGE_SIDE + (panel * rows + row) * PANEL_BYTES + (in_panel << 4);
+    return side * PAGE_SIDE + panel_chunk(PAGE_SIDE / row_bytes, row, chunk);
 }
 
 /* Byte offset of bf16 dims 8 chunk..: the layout of keys in shared memory for every page format. */
 static __host__ __device__ __forceinline__ int page_offset(int head_dim, int side, int row,
                                                            int chunk) {
     return page_chunk(2 * head_dim, side, row, chunk);
+}
+
+/* The same in any page; pages of latent vectors have no side 1. */
+static __device__ __forceinline__ int pages_chunk(const struct pages &p, int side, int row,
+                                                  int chunk) {
+    return p.latent ? panel_chunk(p.page_slots, row, chunk)
+                    : page_chunk(p.row_bytes, side, row, chunk);
 }
 
 static __device__ __forceinline__ int32_t *pages_table(const struct pages &p, int slot,
@@ -202,7 +225,7 @@ static __device__ __forceinline__ void pages_copy(const struct pages &p, int32_t
 static __device__ __forceinline__ char *pages_piece(const struct pages &p, int32_t page, int side,
                                                     int row, int piece) {
     bool narrow = p.row_bytes == p.head_dim;
-    return pages_at(p, page) + page_chunk(p.row_bytes, side, row, narrow ? piece >> 1 : piece) +
+    return pages_at(p, page) + pages_chunk(p, side, row, narrow ? piece >> 1 : piece) +
            (narrow ? 8 * (piece & 1) : 0);
 }
 

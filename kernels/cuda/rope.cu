@@ -95,6 +95,20 @@ template <int D> static __global__ void k_rope(const struct rope_args a) {
     *(float4 *)(x + HALF) = high;
 }
 
+/* The numbers that rotate behind latent vectors: a thread per (row, head) and pair. */
+static __global__ void k_rope_latent(const struct rope_args a, int latent, int64_t count) {
+    ptx_overlap_grids();
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const int half = (a.head_dim - latent) / 2, heads = a.heads_q + a.heads_kv;
+    if (i >= count) return;
+    const int64_t head = i / half, row = head / heads, j = i % half;
+    float *x = a.qkv + head * a.head_dim + latent + j;
+    const float *angles = a.angles + row * 2 * half + j;
+    const float u = x[0], v = x[half], c = angles[0], s = angles[half];
+    x[0] = u * c - v * s;
+    x[half] = v * c + u * s;
+}
+
 /* A thread per number of a query. */
 static __global__ void k_query_scale(const struct span *spans, const int32_t *row_span, float *qkv,
                                      int64_t count, int width, int stride,
@@ -121,7 +135,8 @@ static int rope_index(const struct cuda *cuda, const float *inv_freq) {
 /* Updates the frequencies on the device and this step's angles. */
 static const float *angles_of(struct cuda *cuda, const struct step *step,
                               const struct kern_rope *rope) {
-    int half = cuda->options.head_dim / 2, index = rope_index(cuda, rope->inv_freq);
+    int half = (cuda->options.head_dim - cuda->options.latent) / 2;
+    int index = rope_index(cuda, rope->inv_freq);
     size_t bytes = (size_t)half * sizeof(float);
     struct cuda_rope *own = &cuda->ropes[index];
     if (own->inv_freq != rope->inv_freq) {
@@ -157,17 +172,21 @@ void op_qk_rope(struct kern *kern, float *qkv, const float *q_norm, const float 
     if (!angles) return;
     struct rope_args args = {qkv,        angles,      q_norm,      k_norm, batch->rows,
                              o->heads_q, o->heads_kv, o->head_dim, eps};
-    const int64_t lanes = (int64_t)batch->rows * (o->heads_q + o->heads_kv) * (o->head_dim / 8);
-    CHECK(!q_norm == !k_norm && lanes <= INT32_MAX);
+    const int64_t heads = (int64_t)batch->rows * (o->heads_q + o->heads_kv);
+    const int64_t lanes = heads * (o->head_dim / 8), pairs = heads * (o->head_dim - o->latent) / 2;
+    CHECK(!q_norm == !k_norm && lanes <= INT32_MAX && (!o->latent || !q_norm));
     const unsigned blocks = blocks_for(lanes, THREADS);
-    if (o->head_dim == 64)
+    if (o->latent)
+        LAUNCH_OVERLAPPED(cuda->device, k_rope_latent, blocks_for(pairs, THREADS), THREADS, 0, args,
+                          o->latent, pairs);
+    else if (o->head_dim == 64)
         LAUNCH_OVERLAPPED(cuda->device, k_rope<64>, blocks, THREADS, 0, args);
     else if (o->head_dim == 128)
         LAUNCH_OVERLAPPED(cuda->device, k_rope<128>, blocks, THREADS, 0, args);
     else
         LAUNCH_OVERLAPPED(cuda->device, k_rope<256>, blocks, THREADS, 0, args);
     if (rope->query_scale.beta == 0) return;
-    const int width = o->heads_q * o->head_dim, stride = width + 2 * o->heads_kv * o->head_dim;
+    const int width = o->heads_q * o->head_dim, stride = (int)cuda_row_width(cuda);
     const int64_t count = (int64_t)batch->rows * width;
     LAUNCH_OVERLAPPED(cuda->device, k_query_scale, blocks_for(count, THREADS), THREADS, 0,
                       step->spans, step->row_span, qkv, count, width, stride, rope->query_scale);
@@ -230,7 +249,7 @@ void op_qk_norm(struct kern *kern, float *qkv, const float *q_norm, const float 
                 const struct kern_batch *batch) {
     struct cuda *cuda = cuda_of(kern);
     const struct kern_cache_options *o = &cuda->options;
-    CHECK(cuda->has_cache);
+    CHECK(cuda->has_cache && !o->latent);
     int group = o->heads_q / o->heads_kv, all = cuda->pages.heads_model;
     size_t count = (size_t)batch->rows * (size_t)(all * (group + 1));
     float *squares = static_cast<float *>(room_take(cuda, &cuda->squares, count * sizeof(float)));
@@ -302,6 +321,7 @@ struct write_args {
     const float *qkv;
     const float *log_beta; /* [rows][heads_kv] or NULL: 0 */
     int rows, layer, heads_q;
+    int sides; /* 2, or 1: keys alone */
 };
 
 /* A thread per eight numbers of a key or value; where rows are rotated, neighbouring threads have a
@@ -309,7 +329,7 @@ struct write_args {
 static __global__ void k_write_kv(const struct write_args a) {
     ptx_overlap_grids();
     const struct pages &p = a.pages;
-    int pieces = p.head_dim / CHUNK_DIMS, each = 2 * p.heads_kv * pieces;
+    int pieces = p.head_dim / CHUNK_DIMS, each = a.sides * p.heads_kv * pieces;
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     const bool writes = i < (int64_t)a.rows * each;
     if (pages_failed(p) || (!writes && !p.scaled)) return;
@@ -322,7 +342,7 @@ static __global__ void k_write_kv(const struct write_args a) {
     int entry = *pages_length(p, s.slot, stream) - s.count + row - s.row;
     int32_t page = pages_table(p, s.slot, stream)[entry / p.page_slots];
     int at = entry % p.page_slots;
-    int64_t width = (int64_t)(a.heads_q + 2 * p.heads_kv) * p.head_dim;
+    int64_t width = (int64_t)(a.heads_q + a.sides * p.heads_kv) * p.head_dim;
     const float4 *from =
         (const float4 *)(a.qkv + row * width +
                          (int64_t)(a.heads_q + side * p.heads_kv + head) * p.head_dim +
@@ -347,8 +367,9 @@ void op_write_kv(struct kern *kern, int layer, const float *qkv, const float *lo
     const struct step *step = step_of(cuda, batch);
     if (!step->spans) return;
     const struct pages *p = &cuda->pages;
-    struct write_args args = {*p,       step->spans, step->row_span, qkv,
-                              log_beta, batch->rows, layer,          cuda->options.heads_q};
-    int64_t items = (int64_t)batch->rows * 2 * p->heads_kv * (p->head_dim / CHUNK_DIMS);
+    struct write_args args = {
+        *p,    step->spans,           step->row_span,   qkv, log_beta, batch->rows,
+        layer, cuda->options.heads_q, p->latent ? 1 : 2};
+    int64_t items = (int64_t)batch->rows * args.sides * p->heads_kv * (p->head_dim / CHUNK_DIMS);
     LAUNCH_OVERLAPPED(cuda->device, k_write_kv, blocks_for(items, THREADS), THREADS, 0, args);
 }

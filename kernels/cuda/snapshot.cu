@@ -45,12 +45,12 @@ static __device__ uint32_t *word_home(const struct block_args &b, int64_t word) 
         if (at < b.length) return (uint32_t *)&p.pos[side];
         return (uint32_t *)(at < 2 * (int64_t)b.length ? &p.log_beta[side] : &p.score[side]);
     }
-    int row_words = p.row_bytes / 4;
+    int row_words = p.latent ? p.head_dim / 2 : p.row_bytes / 4; /* without what pads a row */
     int64_t rows = (at - sides) / row_words;
     int column = (int)((at - sides) % row_words), value = rows >= b.length;
     int entry = (int)(rows - (value ? b.length : 0)), row = entry % p.page_slots;
     char *page = pages_at(p, table[entry / p.page_slots]);
-    return (uint32_t *)(page + page_chunk(p.row_bytes, value, row, column / 4)) + column % 4;
+    return (uint32_t *)(page + pages_chunk(p, value, row, column / 4)) + column % 4;
 }
 
 static __global__ void k_export(struct block_args b) {

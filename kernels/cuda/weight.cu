@@ -338,6 +338,7 @@ void op_weight_free(struct kern *kern, struct kern_weight *weight) {
     device_free(cuda_of(kern)->device, weight->data);
     device_free(cuda_of(kern)->device, weight->bias);
     device_free(cuda_of(kern)->device, weight->scale);
+    if (weight->owns_heads) device_free(cuda_of(kern)->device, weight->head);
     mem_free(weight);
 }
 

@@ -14,28 +14,34 @@ struct shape {
     int head_dim, heads_q, heads_kv, sliding_window;
     enum kern_dtype dtype;
     bool sinks;
+    int latent; /* numbers of a key that are its value; 0: values are apart */
 };
 
-/* Groups of 1, 2, 4, 8, 7 and 16 query heads; the last ones with learned sinks, as gpt-oss has. */
+/* Groups of 1, 2, 4, 8, 7 and 16 query heads; some with learned sinks, as gpt-oss has. The last
+ * ones are latent vectors: those of DeepSeek and Mistral Small 4, and smaller ones that end within
+ * a panel of a page; groups that fill a part of a block's rows, and more than one block. */
 static const struct shape shapes[] = {
-    {64, 2, 2, 0, KERN_BF16, false},    {64, 4, 2, 0, KERN_BF16, false},
-    {64, 14, 2, 0, KERN_BF16, false},   {64, 4, 2, 37, KERN_BF16, false},
-    {128, 2, 2, 0, KERN_BF16, false},   {128, 8, 2, 0, KERN_BF16, false},
-    {128, 8, 1, 0, KERN_BF16, false},   {128, 4, 2, 1, KERN_BF16, false},
-    {128, 16, 1, 0, KERN_BF16, false},  {256, 2, 1, 0, KERN_BF16, false},
-    {256, 8, 1, 0, KERN_BF16, false},   {256, 2, 1, 300, KERN_BF16, false},
-    {64, 4, 2, 0, KERN_E4M3, false},    {64, 14, 2, 37, KERN_E4M3, false},
-    {128, 8, 2, 0, KERN_E4M3, false},   {128, 8, 1, 40, KERN_E4M3, false},
-    {256, 2, 1, 0, KERN_E4M3, false},   {256, 8, 1, 300, KERN_E4M3, false},
-    {64, 16, 2, 0, KERN_BF16, true},    {64, 16, 2, 128, KERN_BF16, true},
-    {128, 6, 2, 0, KERN_E4M3, true},    {256, 3, 1, 300, KERN_BF16, true},
-    {64, 2, 2, 0, KERN_ROW8, false},    {64, 14, 2, 37, KERN_ROW8, false},
-    {128, 8, 2, 0, KERN_ROW8, false},   {128, 16, 1, 40, KERN_ROW8, false},
-    {256, 2, 1, 300, KERN_ROW8, false}, {128, 6, 2, 0, KERN_ROW8, true}};
+    {64, 2, 2, 0, KERN_BF16, false, 0},     {64, 4, 2, 0, KERN_BF16, false, 0},
+    {64, 14, 2, 0, KERN_BF16, false, 0},    {64, 4, 2, 37, KERN_BF16, false, 0},
+    {128, 2, 2, 0, KERN_BF16, false, 0},    {128, 8, 2, 0, KERN_BF16, false, 0},
+    {128, 8, 1, 0, KERN_BF16, false, 0},    {128, 4, 2, 1, KERN_BF16, false, 0},
+    {128, 16, 1, 0, KERN_BF16, false, 0},   {256, 2, 1, 0, KERN_BF16, false, 0},
+    {256, 8, 1, 0, KERN_BF16, false, 0},    {256, 2, 1, 300, KERN_BF16, false, 0},
+    {64, 4, 2, 0, KERN_E4M3, false, 0},     {64, 14, 2, 37, KERN_E4M3, false, 0},
+    {128, 8, 2, 0, KERN_E4M3, false, 0},    {128, 8, 1, 40, KERN_E4M3, false, 0},
+    {256, 2, 1, 0, KERN_E4M3, false, 0},    {256, 8, 1, 300, KERN_E4M3, false, 0},
+    {64, 16, 2, 0, KERN_BF16, true, 0},     {64, 16, 2, 128, KERN_BF16, true, 0},
+    {128, 6, 2, 0, KERN_E4M3, true, 0},     {256, 3, 1, 300, KERN_BF16, true, 0},
+    {64, 2, 2, 0, KERN_ROW8, false, 0},     {64, 14, 2, 37, KERN_ROW8, false, 0},
+    {128, 8, 2, 0, KERN_ROW8, false, 0},    {128, 16, 1, 40, KERN_ROW8, false, 0},
+    {256, 2, 1, 300, KERN_ROW8, false, 0},  {128, 6, 2, 0, KERN_ROW8, true, 0},
+    {576, 20, 1, 0, KERN_BF16, false, 512}, {320, 8, 1, 0, KERN_BF16, false, 256},
+    {72, 33, 1, 300, KERN_BF16, true, 64},  {32, 4, 1, 37, KERN_BF16, false, 24}};
 
 #define SHAPE_COUNT ((int)(sizeof shapes / sizeof *shapes))
 #define TOKENS      600
-#define HEADS_MAX   16
+#define HEADS_MAX   33
+#define DIM_MAX     576
 
 struct bench {
     struct kern *kern;
@@ -51,6 +57,10 @@ static float sink_of(int head) {
     return (float)(head % 5) * 3 - 6;
 }
 
+static int value_dim(const struct shape *s) {
+    return s->latent ? s->latent : s->head_dim;
+}
+
 static struct bench open_bench(const struct shape *s) {
     struct bench b = {.shape = s};
     struct cuda_options cuda = {.device = 0};
@@ -58,12 +68,13 @@ static struct bench open_bench(const struct shape *s) {
                                          .heads_q = s->heads_q,
                                          .heads_kv = s->heads_kv,
                                          .head_dim = s->head_dim,
+                                         .latent = s->latent,
                                          .dtype = s->dtype,
                                          .slots = SLOTS,
                                          .max_positions = TOKENS};
     struct kern_cache_info info;
-    b.stride = (s->heads_q + 2 * s->heads_kv) * s->head_dim;
-    b.out_size = s->heads_q * s->head_dim;
+    b.stride = (s->heads_q + (s->latent ? 1 : 2) * s->heads_kv) * s->head_dim;
+    b.out_size = s->heads_q * value_dim(s);
     MUST(cuda_open(&cuda, &b.kern, NULL));
     b.kern->ops->cache_info(&options, &info);
     options.pages = SLOTS * s->heads_kv * (TOKENS / info.page_slots + 1);
@@ -128,7 +139,7 @@ static void append(struct bench *b, int slot, int from, int to) {
 /* The numbers of a row, as a cache of this dtype has them; queries are float16 beside e4m3, whole
  * numbers of 16 bits beside codes, nearer to what they are than bf16. */
 static void stored(float *to, const float *x, int d, enum kern_dtype dtype) {
-    _Alignas(float) char row[ROW_DIM_MAX * sizeof *x];
+    _Alignas(float) char row[DIM_MAX * sizeof *x];
     uint16_t factor;
     if (!row_scaled(dtype)) {
         number_write_row(row, x, d, dtype);
@@ -146,9 +157,10 @@ static void stored(float *to, const float *x, int d, enum kern_dtype dtype) {
 static void exact(const struct bench *b, int slot, int pos, int head, const int32_t *held,
                   int count, double *out) {
     const struct shape *s = b->shape;
-    int d = s->head_dim, kv = head / (s->heads_q / s->heads_kv);
+    int d = s->head_dim, values = value_dim(s), kv = head / (s->heads_q / s->heads_kv);
+    int side = s->latent ? 0 : s->heads_kv; /* heads between a key and its value */
     double weight[TOKENS], most = -INFINITY, sum = 0;
-    float q[ROW_DIM_MAX], k[ROW_DIM_MAX], v[ROW_DIM_MAX];
+    float q[DIM_MAX], k[DIM_MAX], v[DIM_MAX];
     stored(q, row_of(b, slot, pos) + head * d, d, s->dtype == KERN_BF16 ? KERN_BF16 : KERN_F32);
     for (int e = 0; e < count; e++) {
         stored(k, row_of(b, slot, held[e]) + (s->heads_q + kv) * d, d, s->dtype);
@@ -158,15 +170,15 @@ static void exact(const struct bench *b, int slot, int pos, int head, const int3
         weight[e] = seen ? dot / sqrt(d) : -INFINITY;
         most = fmax(most, weight[e]);
     }
-    for (int i = 0; i < d; i++) out[i] = 0;
+    for (int i = 0; i < values; i++) out[i] = 0;
     if (s->sinks) sum = exp((double)sink_of(head) - most);
     for (int e = 0; e < count; e++) {
         double p = exp(weight[e] - most);
-        stored(v, row_of(b, slot, held[e]) + (s->heads_q + s->heads_kv + kv) * d, d, s->dtype);
+        stored(v, row_of(b, slot, held[e]) + (s->heads_q + side + kv) * d, d, s->dtype);
         sum += p;
-        for (int i = 0; i < d; i++) out[i] += p * (double)v[i];
+        for (int i = 0; i < values; i++) out[i] += p * (double)v[i];
     }
-    for (int i = 0; i < d; i++) out[i] /= sum;
+    for (int i = 0; i < values; i++) out[i] /= sum;
 }
 
 /* Probabilities are rounded to bf16 (2^-9 of each) or float16, values are below 2: the error of a
@@ -176,11 +188,11 @@ static void exact(const struct bench *b, int slot, int pos, int head, const int3
 
 static void check_token(const struct bench *b, int slot, int pos, const int32_t *held, int count) {
     const struct shape *s = b->shape;
-    double want[256];
+    double want[DIM_MAX];
     for (int head = 0; head < s->heads_q; head++) {
-        const float *got = b->kept[slot] + pos * b->out_size + head * s->head_dim;
+        const float *got = b->kept[slot] + pos * b->out_size + head * value_dim(s);
         exact(b, slot, pos, head, held, count, want);
-        for (int i = 0; i < s->head_dim; i++)
+        for (int i = 0; i < value_dim(s); i++)
             cr_assert(
                 fabs(got[i] - want[i]) <= BOUND,
                 "D %d dtype %d, %d / %d heads, window %d: slot %d pos %d head %d [%d]: %g, not %g",
@@ -271,7 +283,7 @@ static void check_splits(const struct shape *shape) {
 }
 
 Test(emu_attend, splits_and_company_change_nothing) {
-    static const int some[] = {1, 3, 5, 11, 13, 14, 16, 19, 20, 22, 23, 24, 26, 27};
+    static const int some[] = {1, 3, 5, 11, 13, 14, 16, 19, 20, 22, 23, 24, 26, 27, 29, 30, 31};
     for (size_t i = 0; i < sizeof some / sizeof *some; i++) check_splits(&shapes[some[i]]);
 }
 
@@ -298,7 +310,7 @@ static void check_uneven(const struct shape *shape) {
 Test(emu_attend, uneven_streams_after_eviction) {
     static const enum kern_dtype dtypes[] = {KERN_BF16, KERN_E4M3, KERN_ROW8};
     for (int i = 0; i < 3; i++) {
-        const struct shape shape = {128, 4, 2, 0, dtypes[i], false};
+        const struct shape shape = {128, 4, 2, 0, dtypes[i], false, 0};
         check_uneven(&shape);
     }
 }
@@ -353,11 +365,11 @@ static float *outputs_on(const struct shape *s, const char *device, uint64_t see
 Test(emu_attend, other_devices) {
     for (int i = 0; i < SHAPE_COUNT; i += i < 20 ? 5 : 2) {
         const struct shape *s = &shapes[i];
-        size_t bytes = (size_t)(301 * s->heads_q * s->head_dim) * sizeof(float);
+        size_t bytes = (size_t)(301 * s->heads_q * value_dim(s)) * sizeof(float);
         float *want = outputs_on(s, devices[0], 0);
         for (int d = 1; d < DEVICE_COUNT; d++) {
-            if (s->head_dim == 256 && s->dtype == KERN_BF16 && strcmp(devices[d], "80") != 0)
-                continue;
+            bool wide = s->head_dim >= 256 && s->dtype == KERN_BF16;
+            if (wide && strcmp(devices[d], "80") != 0) continue;
             for (uint64_t seed = 0; seed < 2; seed++) {
                 float *got = outputs_on(s, devices[d], seed);
                 cr_assert(!memcmp(got, want, bytes), "shape %d on %s, seed %d", i, devices[d],

@@ -211,6 +211,24 @@ Test(emu_cache, refuses_what_it_cannot_hold) {
     bad = good;
     bad.pages = 0;
     refused(bad, ERR_INVALID, "kv_pool_bytes");
+    good.heads_q = 128;
+    good.head_dim = 576;
+    good.latent = 512;
+    bad = good;
+    bad.dtype = KERN_E4M3;
+    refused(bad, ERR_UNSUPPORTED, "kv_dtype");
+    bad = good;
+    bad.latent = 520;
+    refused(bad, ERR_UNSUPPORTED, "kv_lora_rank");
+    bad = good;
+    bad.head_dim = 574;
+    refused(bad, ERR_UNSUPPORTED, "kv_lora_rank");
+    bad = good;
+    bad.heads_kv = 2;
+    refused(bad, ERR_INVALID, "cache");
+    setenv("KEEPD_EMU_CAPABILITY", "86", 1); /* 99 KiB of shared memory */
+    refused(good, ERR_UNSUPPORTED, "device");
+    unsetenv("KEEPD_EMU_CAPABILITY");
 }
 
 /* The largest cache that fits is opened, and one page of every stream more is not offered. */

@@ -30,7 +30,7 @@ static struct pair open_shape(struct kern_cache_options options, int64_t entries
     struct pair p = {.layers = options.layers,
                      .heads = options.heads_kv,
                      .head_dim = options.head_dim,
-                     .stride = 3 * options.heads_kv * options.head_dim,
+                     .stride = (options.latent ? 2 : 3) * options.heads_kv * options.head_dim,
                      .seed = seed};
     options.heads_q = options.heads_kv;
     options.slots = SLOTS;
@@ -308,6 +308,37 @@ Test(emu_evict, rules_run_or_are_refused_by_name) {
     close_pair(&p);
 }
 
+/* Attention to latent vectors is not observed, nor are they compared. */
+Test(emu_evict, latent_vectors_are_not_read) {
+    static const struct kern_rule refused[] = {
+        {.score = KERN_SCORE_ATTENTION, .observe = {.window = 8}},
+        {.score = KERN_SCORE_ATTENTION, .observe = {.reduce = KERN_REDUCE_SUM}},
+        {.score = KERN_SCORE_ATTENTION, .redundancy = {.on = true}},
+    };
+    static const struct kern_rule runs = {.score = KERN_SCORE_RECENCY};
+    const struct kern_cache_options options = {.layers = 1,
+                                               .heads_kv = 1,
+                                               .head_dim = 128,
+                                               .latent = 96,
+                                               .max_positions = 600,
+                                               .dtype = KERN_BF16};
+    struct pair p = open_shape(options, 1024, 5);
+    const struct kern_ops *ops = p.kern[EMULATED]->ops;
+    cr_assert(p.kern[ORACLE]->ops->reads_latent && !ops->reads_latent);
+    append(&p, 1, 0, 9);
+    for (int i = 0; i < (int)(sizeof refused / sizeof *refused); i++) {
+        struct kern_span span = {.slot = 2, .count = 1, .rule = &refused[i]};
+        struct kern_batch batch = {.spans = &span, .span_count = 1, .rows = 1};
+        struct kern_evict due = {.slot = 1, .tokens = 9, .budget = 4, .rule = &refused[i]};
+        cr_assert_eq(ops->prepare(p.kern[EMULATED], 2, &refused[i], 1), ERR_UNSUPPORTED);
+        cr_assert_eq(ops->begin_step(p.kern[EMULATED], &batch), ERR_UNSUPPORTED);
+        cr_assert_eq(ops->evict(p.kern[EMULATED], &due, 1), ERR_UNSUPPORTED);
+    }
+    const struct kern_evict due = {.slot = 1, .tokens = 9, .budget = 4, .rule = &runs};
+    evict(&p, &due, 1, "recency");
+    close_pair(&p);
+}
+
 /* ---- Gaps ---- */
 
 static bool none_goes(int pos, int count, int head) {
@@ -393,7 +424,7 @@ static void gaps(struct kern_cache_options shape, int which, int count, bool for
              count, shape.head_dim, shape.dtype, fork ? ", forked" : "");
     emu_set_seed((uint64_t)(count * 16 + which));
     shape.layers = 1;
-    shape.heads_kv = 2;
+    shape.heads_kv = shape.latent ? 1 : 2;
     shape.max_positions = count + 8;
     struct pair p = open_shape(shape, 2 * (count + 512) * (fork ? 2 : 1), 3);
     const struct kern_rule recent = {.score = KERN_SCORE_RECENCY, .sinks = 3};
@@ -418,11 +449,17 @@ static void gaps(struct kern_cache_options shape, int which, int count, bool for
 }
 
 static const struct kern_cache_options rows[] = {
-    {.head_dim = 64, .dtype = KERN_BF16},  {.head_dim = 128, .dtype = KERN_BF16},
-    {.head_dim = 256, .dtype = KERN_BF16}, {.head_dim = 64, .dtype = KERN_E4M3},
-    {.head_dim = 128, .dtype = KERN_E4M3}, {.head_dim = 256, .dtype = KERN_E4M3},
-    {.head_dim = 64, .dtype = KERN_ROW8},  {.head_dim = 128, .dtype = KERN_ROW8},
-    {.head_dim = 256, .dtype = KERN_ROW8}};
+    {.head_dim = 64, .dtype = KERN_BF16},
+    {.head_dim = 128, .dtype = KERN_BF16},
+    {.head_dim = 256, .dtype = KERN_BF16},
+    {.head_dim = 64, .dtype = KERN_E4M3},
+    {.head_dim = 128, .dtype = KERN_E4M3},
+    {.head_dim = 256, .dtype = KERN_E4M3},
+    {.head_dim = 64, .dtype = KERN_ROW8},
+    {.head_dim = 128, .dtype = KERN_ROW8},
+    {.head_dim = 256, .dtype = KERN_ROW8},
+    {.head_dim = 512, .latent = 448, .dtype = KERN_BF16},
+    {.head_dim = 128, .latent = 96, .dtype = KERN_BF16}};
 #define ROWS ((int)(sizeof rows / sizeof *rows))
 
 Test(emu_evict, gaps_at_the_edges_of_chunks) {

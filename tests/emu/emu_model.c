@@ -416,19 +416,39 @@ Test(emu_model, recurrent_families_beside_the_reference) {
         compare_family(&hybrids[i], 9, true);
 }
 
-Test(emu_model, latent_attention_is_refused) {
-    const struct model_options options = {.dir = KEEPD_SOURCE_DIR "/tests/data/models/deepseekv3",
-                                          .rows_max = 8,
-                                          .logits_max = 1,
-                                          .check_only = true};
-    struct kern *kern[BACKENDS];
-    struct model *model = NULL;
-    struct fault fault = {0};
-    both_open(kern);
-    cr_assert_eq(model_open(kern[EMULATED], &options, &model, &fault), ERR_UNSUPPORTED);
-    cr_assert_not_null(strstr(fault.text, "deepseek_v3 models have latent attention"), "%s",
-                       fault.text);
-    for (int b = 0; b < BACKENDS; b++) kern[b]->ops->close(kern[b]);
+/* Latent attention: the cache holds a vector for all heads. All experts and all groups are used;
+ * the numbers that rotate together lie side by side or apart. Activations that are rounded to bf16
+ * move the logits of these models further than those of others: on a CPU alone, the path avx512
+ * with one bf16 is off from the reference by 0.020, 0.016, 0.021 and 0.044 of them. */
+static const struct family latents[] = {
+    {"deepseek_v2", 0.026,
+     "'kv_lora_rank': 96, 'q_lora_rank': 48, 'qk_nope_head_dim': 32, 'qk_rope_head_dim': 16, "
+     "'v_head_dim': 24, 'n_routed_experts': 4, 'num_experts_per_tok': 4, "
+     "'moe_intermediate_size': 48, 'n_shared_experts': 1, 'first_k_dense_replace': 1, "
+     "'rope_parameters': {'rope_type': 'yarn', 'factor': 8.0, 'mscale': 0.7, "
+     "'mscale_all_dim': 0.7, 'original_max_position_embeddings': 32}, "},
+    {"deepseek_v3", 0.014,
+     "'kv_lora_rank': 64, 'q_lora_rank': null, 'qk_nope_head_dim': 32, 'qk_rope_head_dim': 8, "
+     "'v_head_dim': 20, 'n_routed_experts': 4, 'num_experts_per_tok': 4, "
+     "'moe_intermediate_size': 48, 'n_shared_experts': 2, 'first_k_dense_replace': 2, "
+     "'n_group': 2, 'topk_group': 2, 'rope_interleave': true, "},
+    {"glm4_moe_lite", 0.018,
+     "'kv_lora_rank': 24, 'q_lora_rank': 32, 'qk_nope_head_dim': 24, 'qk_rope_head_dim': 8, "
+     "'v_head_dim': 32, 'n_routed_experts': 4, 'num_experts_per_tok': 4, "
+     "'moe_intermediate_size': 48, 'n_shared_experts': 1, 'first_k_dense_replace': 1, "
+     "'rope_interleave': false, "},
+    {"mistral4", 0.049,
+     "'kv_lora_rank': 48, 'q_lora_rank': 32, 'qk_nope_head_dim': 16, 'qk_rope_head_dim': 16, "
+     "'v_head_dim': 16, 'n_routed_experts': 4, 'num_experts_per_tok': 4, "
+     "'moe_intermediate_size': 48, 'n_shared_experts': 1, 'first_k_dense_replace': 1, "
+     "'rope_parameters': {'rope_type': 'yarn', 'factor': 16.0, 'mscale': 1, "
+     "'mscale_all_dim': 1, 'original_max_position_embeddings': 16, "
+     "'llama_4_scaling_beta': 0.5}, "},
+};
+#define LATENTS ((int)(sizeof latents / sizeof *latents))
+
+Test(emu_model, latent_families_beside_the_reference) {
+    for (int i = 0; i < LATENTS; i++) compare_family(&latents[i], 10, false);
 }
 
 struct kind {
@@ -618,32 +638,41 @@ Test(emu_model, ranks_of_keepd_nano_say_the_same) {
     close_run(&one);
 }
 
-/* A state's heads are split over ranks, and the norm of Mamba-2 spans them. */
-Test(emu_model, ranks_of_recurrent_families_say_the_same) {
+/* One rank and two ranks of a family say nearly the same, and hold as much. */
+static void compare_ranks(const struct family *family) {
     static const struct kern_rule rule = {.score = KERN_SCORE_RECENCY, .sinks = 2, .recent = 16};
     static const int one_device[COMM_RANKS_MAX] = {0};
-    for (size_t i = 0; i < sizeof hybrids / sizeof *hybrids; i++) {
-        struct run run[2];
-        char dir[64];
-        if (strstr(hybrids[i].more, "experts")) continue; /* emu_experts splits these */
-        write_config(dir, 3, hybrids[i].type, hybrids[i].more);
-        const struct model_options options = random_model(dir);
-        for (int r = 0; r < 2; r++) {
-            struct fault fault = {0};
-            const struct cuda_options cuda = {0};
-            struct kern *kern;
-            int rc = cuda_open_ranks(&cuda, one_device, r + 1, &kern, &fault);
-            cr_assert_eq(rc, 0, "%s", fault.text);
-            run[r] = open_run_with(kern, &options, KERN_BF16);
-            play(&run[r], &rule);
-        }
-        const struct apart apart =
-            apart_of(run[0].logits, run[1].logits, STEPS * run[0].vocab, hybrids[i].type);
-        cr_assert(apart.most < 0.01, "%s", hybrids[i].type);
-        cr_assert_eq(run[0].held, run[1].held, "%s", hybrids[i].type);
-        for (int r = 0; r < 2; r++) close_run(&run[r]);
-        drop_config(dir);
+    struct run run[2];
+    char dir[64];
+    write_config(dir, 3, family->type, family->more);
+    const struct model_options options = random_model(dir);
+    for (int r = 0; r < 2; r++) {
+        struct fault fault = {0};
+        const struct cuda_options cuda = {0};
+        struct kern *kern;
+        int rc = cuda_open_ranks(&cuda, one_device, r + 1, &kern, &fault);
+        cr_assert_eq(rc, 0, "%s", fault.text);
+        run[r] = open_run_with(kern, &options, KERN_BF16);
+        play(&run[r], &rule);
     }
+    const struct apart apart =
+        apart_of(run[0].logits, run[1].logits, STEPS * run[0].vocab, family->type);
+    cr_assert(apart.most < 0.01, "%s", family->type);
+    cr_assert_eq(run[0].held, run[1].held, "%s", family->type);
+    for (int r = 0; r < 2; r++) close_run(&run[r]);
+    drop_config(dir);
+}
+
+/* A state's heads are split over ranks, and the norm of Mamba-2 spans them. */
+Test(emu_model, ranks_of_recurrent_families_say_the_same) {
+    for (size_t i = 0; i < sizeof hybrids / sizeof *hybrids; i++)
+        if (!strstr(hybrids[i].more, "experts")) /* emu_experts splits these */
+            compare_ranks(&hybrids[i]);
+}
+
+/* Every rank holds all entries, and attends with its own query heads alone. */
+Test(emu_model, ranks_of_latent_families_say_the_same) {
+    for (int i = 0; i < LATENTS; i++) compare_ranks(&latents[i]);
 }
 
 /* ---- Graphs ---- */
@@ -662,8 +691,8 @@ static const struct kern_rule slot_rules[SLOTS_MAX] = {
 /* Where a play stands; both backends take the same turns. */
 struct turns {
     uint64_t random;
-    int pos[SLOTS_MAX]; /* 0: not in use */
-    const struct kern_rule *rule[SLOTS_MAX];
+    int pos[SLOTS_MAX];                              /* 0: not in use */
+    const struct kern_rule *rule[SLOTS_MAX], *rules; /* rules: [SLOTS_MAX], of the slots */
 };
 
 static int draw(struct turns *t, int below) {
@@ -707,7 +736,7 @@ static void decode(struct run run[2], struct turns *t) {
 }
 
 static void prompt(struct run run[2], struct turns *t, int slot) {
-    if (t->pos[slot] == 0) t->rule[slot] = &slot_rules[slot];
+    if (t->pos[slot] == 0) t->rule[slot] = &t->rules[slot];
     int count = 2 + draw(t, 20); /* other sizes: growing buffers move afterwards */
     struct kern_span span = {
         .slot = slot, .count = count, .pos = t->pos[slot], .rule = t->rule[slot]};
@@ -740,9 +769,9 @@ static void evict_one(struct run run[2], struct turns *t, int slot) {
 
 /* Steps launched as graphs give the bits of steps launched one by one, whatever happens between
  * them: other batches, memory that moves, forks, evictions. NULL: keepd-nano. */
-static void play_graphs(const struct model_options *options) {
+static void play_graphs(const struct model_options *options, const struct kern_rule *rules) {
     struct run run[2];
-    struct turns t = {.random = 11};
+    struct turns t = {.random = 11, .rules = rules};
     uint64_t steps = 0;
     for (int b = 0; b < 2; b++) {
         struct cuda_options cuda = {.device = 0, .eager = b == 0};
@@ -775,7 +804,7 @@ static void play_graphs(const struct model_options *options) {
 }
 
 Test(emu_model, graphs_change_nothing) {
-    play_graphs(NULL);
+    play_graphs(NULL, slot_rules);
 }
 
 Test(emu_model, graphs_of_recurrent_layers_change_nothing) {
@@ -785,7 +814,20 @@ Test(emu_model, graphs_of_recurrent_layers_change_nothing) {
     for (size_t i = 0; i < sizeof some / sizeof *some; i++) {
         write_config(dir, 3, hybrids[some[i]].type, hybrids[some[i]].more);
         const struct model_options options = random_model(dir);
-        play_graphs(&options);
+        play_graphs(&options, slot_rules);
         drop_config(dir);
     }
+}
+
+Test(emu_model, graphs_of_latent_attention_change_nothing) {
+    static const struct kern_rule rules[SLOTS_MAX] = {
+        {.score = KERN_SCORE_RETENTION, .scope = KERN_SCOPE_SEQUENCE, .sinks = 2, .horizon = 64},
+        {.score = KERN_SCORE_RECENCY, .sinks = 2, .recent = 8},
+        {.score = KERN_SCORE_RECENCY},
+    };
+    char dir[64];
+    write_config(dir, 3, latents[1].type, latents[1].more);
+    const struct model_options options = random_model(dir);
+    play_graphs(&options, rules);
+    drop_config(dir);
 }

@@ -528,23 +528,27 @@ Test(emu_rows, scores_of_gates_do_not_depend_on_other_rows) {
     both_close(kern);
 }
 
-/* Rotation with and without the norm of heads, at positions that change from step to step. */
-static void check_rope(int head_dim, bool norm) {
+/* Rotation with and without the norm of heads, at positions that change from step to step; behind
+ * `latent` numbers that do not rotate, and that no row repeats as values. */
+static void check_rope(int head_dim, int latent, bool norm) {
     enum { HQ = 3, HKV = 1, COUNT = 4 };
+    const int turned = head_dim - latent;
+    const bool scaled = norm || latent;
     struct kern *kern[BACKENDS];
     struct kern_cache_options options = {.layers = 1,
                                          .heads_q = HQ,
                                          .heads_kv = HKV,
                                          .head_dim = head_dim,
+                                         .latent = latent,
                                          .dtype = KERN_BF16,
                                          .slots = 2,
                                          .max_positions = 200000};
-    size_t width = (size_t)((HQ + 2 * HKV) * head_dim), count = COUNT * width;
-    float *x = fresh(count, 11), *freq = fresh((size_t)head_dim / 2, 12);
+    size_t width = (size_t)((HQ + (latent ? 1 : 2) * HKV) * head_dim), count = COUNT * width;
+    float *x = fresh(count, 11), *freq = fresh((size_t)turned / 2, 12);
     float *nq = fresh((size_t)head_dim, 13), *nk = fresh((size_t)head_dim, 14);
-    for (int j = 0; j < head_dim / 2; j++) freq[j] = powf(1e4f, -2.0f * (float)j / (float)head_dim);
+    for (int j = 0; j < turned / 2; j++) freq[j] = powf(1e4f, -2.0f * (float)j / (float)turned);
     const struct kern_rope rope = {
-        .inv_freq = freq, .scale = 1.25f, .query_scale = {norm ? 0.1f : 0, 16}};
+        .inv_freq = freq, .scale = 1.25f, .query_scale = {scaled ? 0.1f : 0, 16}};
     both_open(kern);
     both_cache(kern, options, 1024);
     static const int starts[] = {0, 17, 17, 130000};
@@ -570,8 +574,77 @@ static void check_rope(int head_dim, bool norm) {
 
 Test(emu_rows, rotation) {
     for (int norm = 0; norm < 2; norm++) {
-        check_rope(64, norm);
-        check_rope(128, norm);
-        check_rope(256, norm);
+        check_rope(64, 0, norm);
+        check_rope(128, 0, norm);
+        check_rope(256, 0, norm);
     }
+    check_rope(576, 512, false);
+    check_rope(32, 24, false);
+}
+
+/* ---- Latent attention ---- */
+
+enum { LATENT_HEADS = 3, RANK = 72, STILL = 40, TURNED = 8, VALUES = 20 };
+
+/* The products of some heads, of each head or of the last ones alone, as one of several ranks has
+ * them. */
+static void check_latent(enum kern_dtype dtype, bool neighbours, int first) {
+    enum { QUERY = STILL + TURNED, KEY = RANK + TURNED, HEADS = LATENT_HEADS };
+    const int heads = HEADS - first;
+    float *q = fresh((size_t)(ROWS * heads * QUERY), 1), *entries = fresh(ROWS * KEY, 2);
+    float *x = fresh((size_t)(ROWS * heads * RANK), 4), *norm = fresh(RANK, 5);
+    struct kern *kern[BACKENDS];
+    struct results in, out;
+    both_open(kern);
+    for (int b = 0; b < BACKENDS; b++) {
+        const struct kern_ops *ops = kern[b]->ops;
+        struct kern_weight *up_k[HEADS], *up_v[HEADS];
+        for (int h = 0; h < HEADS; h++) {
+            char *mem[2];
+            const struct kern_matrix k = make_matrix(RANK, STILL, dtype, (uint64_t)h + 6, &mem[0]);
+            const struct kern_matrix v = make_matrix(VALUES, RANK, dtype, (uint64_t)h + 9, &mem[1]);
+            MUST(ops->weight_load(kern[b], &k, 1, KERN_SHARD_NONE, &up_k[h], NULL));
+            MUST(ops->weight_load(kern[b], &v, 1, KERN_SHARD_NONE, &up_v[h], NULL));
+            free(mem[0]), free(mem[1]);
+        }
+        MUST(ops->latent_reserve(kern[b], up_k, HEADS));
+        MUST(ops->latent_reserve(kern[b], up_v, HEADS));
+        float *weights = put(kern[b], norm, RANK);
+        const struct kern_latent latent = {.heads = heads,
+                                           .rank = RANK,
+                                           .still = STILL,
+                                           .turned = TURNED,
+                                           .dim_v = VALUES,
+                                           .neighbours = neighbours,
+                                           .eps = 1e-6f,
+                                           .norm = weights,
+                                           .up_k = up_k + first,
+                                           .up_v = up_v + first};
+        float *of_q = put(kern[b], q, (size_t)(ROWS * heads * QUERY));
+        float *of_entries = put(kern[b], entries, ROWS * KEY);
+        float *of_x = put(kern[b], x, (size_t)(ROWS * heads * RANK));
+        float *qkv = put(kern[b], NULL, (size_t)(ROWS * (heads + 1) * KEY));
+        float *y = put(kern[b], NULL, (size_t)(ROWS * heads * VALUES));
+        ops->latent_in(kern[b], qkv, of_q, of_entries, &latent, ROWS);
+        ops->latent_out(kern[b], y, of_x, &latent, ROWS);
+        in.of[b] = take(kern[b], qkv, (size_t)(ROWS * (heads + 1) * KEY));
+        out.of[b] = take(kern[b], y, (size_t)(ROWS * heads * VALUES));
+        ops->mem_free(kern[b], of_q);
+        ops->mem_free(kern[b], of_entries);
+        ops->mem_free(kern[b], of_x);
+        ops->mem_free(kern[b], weights);
+        for (int h = 0; h < HEADS; h++) {
+            ops->weight_free(kern[b], up_k[h]);
+            ops->weight_free(kern[b], up_v[h]);
+        }
+    }
+    compare(&in, (size_t)(ROWS * (heads + 1) * KEY), 1e-4, 1e-5, "queries and entries");
+    compare(&out, (size_t)(ROWS * heads * VALUES), 1e-4, 1e-5, "results");
+    both_close(kern);
+    free(q), free(entries), free(x), free(norm);
+}
+
+Test(emu_rows, latent_products) {
+    static const enum kern_dtype dtypes[] = {KERN_BF16, KERN_F16, KERN_F32};
+    for (int i = 0; i < 3; i++) check_latent(dtypes[i], i != 1, i == 2);
 }

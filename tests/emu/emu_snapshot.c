@@ -12,15 +12,21 @@
 
 struct pair {
     struct kern *kern[BACKENDS];
-    int head_dim;
+    int row;           /* numbers of a row of queries, keys and values */
+    int layers, heads; /* STREAMS together */
 };
 
-static struct pair open_pair(int head_dim, enum kern_dtype dtype, int64_t entries) {
-    struct pair p = {.head_dim = head_dim};
-    struct kern_cache_options options = {.layers = LAYERS,
+/* latent: as in kern_cache_options; it has one head in each layer. */
+static struct pair open_latent(int head_dim, int latent, enum kern_dtype dtype, int64_t entries) {
+    const int heads = latent ? 1 : HEADS;
+    struct pair p = {.row = (HEADS + (latent ? 1 : 2) * heads) * head_dim,
+                     .layers = STREAMS / heads,
+                     .heads = heads};
+    struct kern_cache_options options = {.layers = p.layers,
                                          .heads_q = HEADS,
-                                         .heads_kv = HEADS,
+                                         .heads_kv = heads,
                                          .head_dim = head_dim,
+                                         .latent = latent,
                                          .dtype = dtype,
                                          .slots = SLOTS,
                                          .max_positions = 200};
@@ -29,15 +35,19 @@ static struct pair open_pair(int head_dim, enum kern_dtype dtype, int64_t entrie
     return p;
 }
 
+static struct pair open_pair(int head_dim, enum kern_dtype dtype, int64_t entries) {
+    return open_latent(head_dim, 0, dtype, entries);
+}
+
 /* `count` tokens from `pos` on, every layer with content of its own. */
 static void append(struct pair *p, int slot, int pos, int count) {
     struct kern_span span = {.slot = slot, .count = count, .pos = pos};
     struct kern_batch batch = {.spans = &span, .span_count = 1, .rows = count};
-    size_t floats = (size_t)(count * 3 * HEADS * p->head_dim), betas = (size_t)(count * HEADS);
+    size_t floats = (size_t)(count * p->row), betas = (size_t)(count * p->heads);
     for (int b = 0; b < BACKENDS; b++) {
         const struct kern_ops *ops = p->kern[b]->ops;
         MUST(ops->begin_step(p->kern[b], &batch));
-        for (int layer = 0; layer < LAYERS; layer++) {
+        for (int layer = 0; layer < p->layers; layer++) {
             float *qkv = fresh(floats, (uint64_t)(pos * 7 + layer));
             float *beta = fresh(betas, (uint64_t)(pos * 11 + layer));
             for (size_t i = 0; i < betas; i++) beta[i] = -fabsf(beta[i]);
@@ -111,16 +121,17 @@ static void import(struct kern *kern, int slot, const struct kern_block *blocks,
 }
 
 static const struct {
-    int head_dim;
+    int head_dim, latent;
     enum kern_dtype dtype;
-} rows[] = {{64, KERN_BF16},  {128, KERN_BF16}, {256, KERN_BF16}, {64, KERN_E4M3}, {128, KERN_E4M3},
-            {256, KERN_E4M3}, {64, KERN_ROW8},  {128, KERN_ROW8}, {256, KERN_ROW8}};
+} rows[] = {{64, 0, KERN_BF16},  {128, 0, KERN_BF16},   {256, 0, KERN_BF16}, {64, 0, KERN_E4M3},
+            {128, 0, KERN_E4M3}, {256, 0, KERN_E4M3},   {64, 0, KERN_ROW8},  {128, 0, KERN_ROW8},
+            {256, 0, KERN_ROW8}, {576, 512, KERN_BF16}, {40, 32, KERN_BF16}, {128, 96, KERN_BF16}};
 
 Test(emu_snapshot, the_same_bytes_and_each_takes_the_others) {
     for (size_t d = 0; d < sizeof rows / sizeof *rows; d++) {
         struct kern_block out[BACKENDS][BLOCKS], back[BACKENDS][BLOCKS];
         emu_set_seed(d);
-        struct pair p = open_pair(rows[d].head_dim, rows[d].dtype, 2048);
+        struct pair p = open_latent(rows[d].head_dim, rows[d].latent, rows[d].dtype, 2048);
         fill_slots(&p);
         for (int slot = 1; slot < 3; slot++) { /* cut, forked */
             for (int b = 0; b < BACKENDS; b++) export_slot(p.kern[b], slot, out[b]);
@@ -131,7 +142,9 @@ Test(emu_snapshot, the_same_bytes_and_each_takes_the_others) {
                 expect_same_bytes(out[1 - b], back[b], "back");
                 free_blocks(back[b]);
             }
-            expect_same_held(p.kern, 3, STREAMS, "imported");
+            /* Pages of other latent vectors do not hold equally many. */
+            if (!rows[d].latent || rows[d].head_dim == 128)
+                expect_same_held(p.kern, 3, STREAMS, "imported");
             for (int b = 0; b < BACKENDS; b++) {
                 p.kern[b]->ops->release(p.kern[b], 3);
                 free_blocks(out[b]);
@@ -141,9 +154,9 @@ Test(emu_snapshot, the_same_bytes_and_each_takes_the_others) {
     }
 }
 
-static void go_on(enum kern_dtype dtype) {
+static void go_on(int latent, enum kern_dtype dtype) {
     struct kern_block out[BLOCKS], there[BACKENDS][BLOCKS], original[BLOCKS];
-    struct pair p = open_pair(128, dtype, 2048);
+    struct pair p = open_latent(128, latent, dtype, 2048);
     fill_slots(&p);
     export_slot(p.kern[ORACLE], 1, out);
     for (int b = 0; b < BACKENDS; b++) {
@@ -164,8 +177,9 @@ static void go_on(enum kern_dtype dtype) {
 
 /* An imported slot continues like its original, and neither affects the other. */
 Test(emu_snapshot, an_imported_slot_goes_on) {
-    go_on(KERN_E4M3);
-    go_on(KERN_ROW8);
+    go_on(0, KERN_E4M3);
+    go_on(0, KERN_ROW8);
+    go_on(96, KERN_BF16);
 }
 
 static void refused(struct kern *kern, const struct kern_block *blocks, int rc) {

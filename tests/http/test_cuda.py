@@ -3,7 +3,10 @@ errors as on a GPU, none of its speed. KEEPD_BIN with KEEPD_DEVICE=cuda is a dae
 import concurrent.futures
 import json
 import os
+import pathlib
+import shutil
 import subprocess
+import sys
 
 import pytest
 from conftest import ROOT, Daemon, chat_body, events, find_built, named_binary, read_all, read_until, request_bytes
@@ -148,6 +151,33 @@ def test_policies_that_the_backend_cannot_run(cuda):
     refused = subprocess.run([BINARY, "--model", ROOT / "bundled/keepd-nano", "--device", "cuda", "--kv-policy", "ems", "--port", "0"],
                              text=True, capture_output=True, timeout=120)
     assert refused.returncode == 78 and f"kv-policy: policy 'ems' {why.replace(reason, REFUSED['ems'])}" in refused.stderr, refused
+
+
+@pytest.fixture
+def latent(tmp_path):
+    sys.path.insert(0, str(pathlib.Path(ROOT) / "tests/python"))
+    latent_model, nano = pytest.importorskip("latent_model"), pathlib.Path(ROOT) / "bundled/keepd-nano"
+    latent_model.write(tmp_path, vocab_size=json.loads((nano / "config.json").read_text())["vocab_size"], eos_token_id=1)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(nano / name, tmp_path)
+    return tmp_path
+
+
+def test_latent_attention(latent, daemon_of):
+    """The CPU keeps the same entries and says nearly the same; policies that read keys are refused by name."""
+    kv = {**fresh()["kv"], "policy": "streaming", "budget": 32, "buffer": 8, "report": "positions"}
+    kept, first = [], []
+    for device in ("cpu", "cuda"):
+        daemon = daemon_of("--model", str(latent), "--kv-dtype", "bf16", *POOL, device=device)
+        answer = daemon.chat(STORY * 3, max_tokens=4, ignore_eos=True, logprobs=True, top_logprobs=5, kv=kv).json()
+        kept.append(answer["usage"]["kv_details"]["positions"])
+        first.append({top["token"]: top["logprob"] for top in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]})
+    assert kept[0] == kept[1] and [len(layer) for layer in kept[0]] == [1, 1, 1]
+    shared = first[0].keys() & first[1].keys()
+    assert len(shared) >= 3 and all(abs(first[0][token] - first[1][token]) < 0.1 for token in shared), first
+    assert policies(daemon) == ["full", "streaming"]
+    refused = daemon.chat(STORY, max_tokens=1, **fresh(policy="snapkv")).json()["error"]
+    assert "attention to the model's latent vectors is not observed" in refused["message"], refused
 
 
 @pytest.mark.slow

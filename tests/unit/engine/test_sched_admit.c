@@ -462,6 +462,37 @@ Test(sched_admit, kv_parameters_name_the_field_at_fault) {
     cr_assert_str_eq(fault.field, "kv.policy");
 }
 
+/* A device that does not read latent vectors has the policies that need not. */
+Test(sched_admit, policies_that_read_latent_vectors_are_refused_by_name) {
+    struct sched_kv rules = {.defaults = {.budget = 32, .buffer = 8, .chunk = 32},
+                             .has_gates = true,
+                             .latent = true,
+                             .backend = "a device",
+                             .rule_check = any_rule};
+    static const char *const names[] = {"snapkv", "h2o", "knorm"};
+    kv_params_set_policy(&rules.defaults, policy_find("full"));
+    for (int unread = 0; unread < 2; unread++) {
+        rules.latent_unread = unread;
+        for (int i = 0; i < 3; i++) {
+            const struct engine_kv wanted = {.policy = names[i],
+                                             .budget = 64,
+                                             .buffer = -1,
+                                             .chunk = -1,
+                                             .sinks = -1,
+                                             .recent = -1};
+            struct kv_params kv;
+            struct fault fault = {0};
+            cr_assert_eq(sched_resolve_kv(&wanted, &rules, &kv, &fault),
+                         unread ? ERR_UNSUPPORTED : 0, "%s: %s", names[i], fault.text);
+            cr_assert(!unread || strstr(fault.text, "latent vectors is not observed"), "%s",
+                      fault.text);
+        }
+    }
+    static const char *const left[] = {"full", "streaming", "trimkv", "global"};
+    for (int i = 0; i < 4; i++) cr_assert_str_eq(sched_policy_at(&rules, i)->name, left[i]);
+    cr_assert_null(sched_policy_at(&rules, 4));
+}
+
 /* A request that names another policy gets that policy's defaults, and `global` those of the gates.
  */
 Test(sched_admit, the_defaults_of_the_gates_come_with_the_policy) {
