@@ -34,8 +34,10 @@ enum schema_form {
     /* A string as its characters, which must not contain the tag's end and must not look like a
      * value of another allowed type (server/oai/tool_tags.h); or a value of another type, as JSON.
      */
-    /* If values nest, arrays and objects are tags, too. They are never empty there, since nothing
-     * would show what they are, and their strings never look like other values. */
+    /* If values nest, arrays and objects are tags, too. Those that are empty, arrays with contains
+     * or uniqueItems, and objects whose schema gives no names, or names that no tag can have, are
+     * JSON. Where any type is read, a string that looks like another value has quotes if it cannot
+     * be written in another way. */
     SCHEMA_TEXT,
     SCHEMA_ARGUMENTS, /* an object as the outermost of a notation (struct constrain_notation) */
     SCHEMA_PLAIN,     /* strings as their characters, and nothing else: names of members */

@@ -110,7 +110,6 @@ static uint32_t list_node(struct schema *s, const uint32_t *prefix, uint32_t siz
 }
 
 static uint32_t bracketed(struct schema *s, uint32_t inner, bool may_be_empty) {
-    if (schema_nests(s)) return inner != NODE_EMPTY ? inner : NODE_NONE;
     if (inner != NODE_NONE) return json_brackets(s->nodes, inner, may_be_empty);
     return may_be_empty ? json_brackets(s->nodes, NODE_EMPTY, false) : NODE_NONE;
 }
@@ -139,6 +138,8 @@ uint32_t schema_array(struct schema *s, const struct conjunction *c) {
     schema_count(s, c, "maxItems", true, &max);
     const cJSON *contains = find_contains(s, c), *unique = find_unique(c, max);
     if (rules == NULL || s->rc != 0 || min > max) return NODE_NONE;
+    const bool compared = contains != NULL || (unique != NULL && max > 1);
+    if (compared) s->form = SCHEMA_JSON; /* elements that depend on each other are no tags */
     uint32_t *prefix = schema_alloc(s, count, sizeof *prefix);
     struct conjunction *elements = schema_alloc(s, (size_t)count + 1, sizeof *elements);
     if (prefix == NULL || elements == NULL) return NODE_NONE;
@@ -162,13 +163,11 @@ uint32_t schema_array(struct schema *s, const struct conjunction *c) {
                                 .min = min,
                                 .max = max};
     uint32_t node;
-    if (schema_nests(s) && contains != NULL)
-        return schema_refuse(s, ERR_UNSUPPORTED, contains, "contains",
-                             "'contains' is not supported where arrays are tags");
-    if (!schema_nests(s) && (contains != NULL || (unique != NULL && max > 1)) &&
-        list_of(s, &list, contains, unique, &node))
-        return node;
+    if (compared && list_of(s, &list, contains, unique, &node)) return node;
     uint32_t inner = list_node(s, prefix, size, rest, min, max);
-    if (schema_nests(s)) return bracketed(s, inner, false);
+    if (schema_nests(s)) {
+        const uint32_t empty = min == 0 ? node_text(s->pool, "[]", 2) : NODE_NONE;
+        return inner == NODE_EMPTY ? empty : node_alt2(s->pool, inner, empty);
+    }
     return json_brackets(s->nodes, inner, min == 0 && max > 0);
 }

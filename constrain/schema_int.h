@@ -161,6 +161,8 @@ uint32_t schema_object(struct schema *s, const struct conjunction *c, enum schem
 /* Returns those strings of `content`, an expression over characters, that may stand unquoted in the
  * form s->form. */
 uint32_t schema_tag_text(struct schema *s, uint32_t content);
+/* Returns the text in a name because of which it cannot stand in a tag; NULL: it can. */
+const char *schema_tag_fault(const struct constrain_tags *tags, const char *name);
 /* Returns a member as a tag. `mark`: tags->value or one of tags->typed. */
 uint32_t schema_tag(struct schema *s, const char *name, const char *mark, uint32_t value);
 /* Returns whether arrays and objects are tags in the form s->form. */

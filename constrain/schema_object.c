@@ -252,9 +252,6 @@ static uint32_t tag_node(struct object *o, const char *name, unsigned matched) {
     struct schema *s = o->s;
     const struct constrain_tags *tags = s->tags;
     s->form = SCHEMA_TEXT;
-    if (tags->item != NULL && o->form == SCHEMA_TEXT && strcmp(name, tags->item) == 0)
-        return schema_refuse(s, ERR_UNSUPPORTED, NULL, NULL,
-                             "the name '%s' in an object means an element of an array", name);
     if (tags->typed[0] == NULL) {
         s->types =
             o->form == SCHEMA_TEXT
@@ -423,10 +420,21 @@ static void check_min(struct object *o) {
         "'required' has as many");
 }
 
+/* Returns whether the members of an inner object can be tags. A tag's end repeats its name, which
+ * an expression can do only for names that the schema gives. */
+static bool has_tag_names(const struct object *o) {
+    for (int i = 0; i < o->name_count; i++)
+        if (strcmp(o->names[i].name, o->s->tags->item) == 0 ||
+            schema_tag_fault(o->s->tags, o->names[i].name) != NULL)
+            return false;
+    return o->name_count > 0;
+}
+
 uint32_t schema_object(struct schema *s, const struct conjunction *c, enum schema_form form) {
     struct object o = {.s = s, .c = c, .max = NODE_ENDLESS, .form = form};
-    o.comma = is_tagged(&o) ? NODE_EMPTY : s->nodes->comma;
     collect_names(&o);
+    if (schema_nests(s) && s->rc == 0 && !has_tag_names(&o)) s->form = o.form = SCHEMA_JSON;
+    o.comma = is_tagged(&o) ? NODE_EMPTY : s->nodes->comma;
     collect_patterns(&o);
     collect_allowed(&o);
     schema_count(s, c, "minProperties", false, &o.min);
@@ -439,7 +447,8 @@ uint32_t schema_object(struct schema *s, const struct conjunction *c, enum schem
     if (s->rc != 0 || s->pool->rc != 0) return NODE_NONE;
     bool may_be_empty = is_optional(&o);
     uint32_t members = o.max == 0 ? NODE_NONE : members_node(&o);
-    if (is_tagged(&o) && form == SCHEMA_TEXT) return members;
+    if (is_tagged(&o) && form == SCHEMA_TEXT)
+        return may_be_empty ? node_alt2(s->pool, members, node_text(s->pool, "{}", 2)) : members;
     if (form == SCHEMA_TAGGED) return may_be_empty ? node_option(s->pool, members) : members;
     if (members == NODE_NONE && may_be_empty) {
         members = NODE_EMPTY;

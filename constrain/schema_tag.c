@@ -129,15 +129,19 @@ static uint32_t raw_text(struct schema *s, uint32_t content) {
     return node_seq3(s->pool, node_of(s, s->tags->raw[0]), inner, end);
 }
 
+/* Builds texts with a tag in them that ends a value or, where values nest, begins one. */
+static uint32_t texts_with_tags(struct schema *s) {
+    const uint32_t any = s->nodes->any_text;
+    const char *tag = s->tags->item != NULL ? s->tags->open : s->tags->close;
+    return node_seq3(s->pool, any, node_of(s, tag), any);
+}
+
 /* Builds the strings that are read back as strings after a tag whose value has one of these types.
  */
 static uint32_t texts_of(struct schema *s, unsigned types) {
     struct fault fault = {0};
     uint32_t any = s->nodes->any_text, value = NODE_NONE;
-    uint32_t close = node_text(s->pool, s->tags->close, strlen(s->tags->close));
-    /* where values nest, a tag may not begin in a string, either */
-    if (s->tags->item != NULL) close = node_of(s, s->tags->open);
-    uint32_t closed = node_seq3(s->pool, any, close, any);
+    uint32_t closed = texts_with_tags(s);
     if (s->tags->raw[0] != NULL)
         closed = node_alt2(s->pool, closed, node_seq(s->pool, node_of(s, s->tags->raw[0]), any));
     struct buf values;
@@ -157,7 +161,20 @@ uint32_t schema_tag_text(struct schema *s, uint32_t content) {
     uint32_t *texts = &s->texts[s->types & CONSTRAIN_TYPES_ALL];
     if (*texts == NODE_NONE) *texts = texts_of(s, s->types);
     uint32_t plain = node_live(s->pool, node_and2(s->pool, content, *texts));
+    /* strings that all look like other values may have quotes, where quotes mean a string */
+    if (plain == NODE_NONE && s->types == CONSTRAIN_TYPES_ALL)
+        plain = json_string(s->nodes,
+                            node_and2(s->pool, content, node_not(s->pool, texts_with_tags(s))));
     return s->tags->raw[0] != NULL ? node_alt2(s->pool, plain, raw_text(s, content)) : plain;
+}
+
+const char *schema_tag_fault(const struct constrain_tags *tags, const char *name) {
+    const size_t open = strlen(tags->open);
+    if (strstr(name, tags->named) != NULL) return tags->named;
+    /* behind the tag's beginning, such a name would make it the end of a tag */
+    const bool ends = tags->behind_close != NULL && strncmp(tags->close, tags->open, open) == 0 &&
+                      strncmp(name, tags->close + open, strlen(tags->close + open)) == 0;
+    return ends ? tags->close + open : NULL;
 }
 
 uint32_t schema_tag(struct schema *s, const char *name, const char *mark, uint32_t value) {
@@ -166,9 +183,11 @@ uint32_t schema_tag(struct schema *s, const char *name, const char *mark, uint32
     size_t size;
     const char *text = schema_text(s, name, &size);
     if (value == NODE_NONE || text == NULL) return NODE_NONE;
-    if (memmem(text, size, tags->named, strlen(tags->named)) != NULL)
+    const char *fault = schema_tag_fault(tags, name);
+    if (fault != NULL)
         return schema_refuse(s, ERR_UNSUPPORTED, NULL, NULL,
-                             "a name with '%s' cannot be written as a tag", tags->named);
+                             "the name '%.64s' cannot be written as a tag, because of its '%s'",
+                             name, fault);
     uint32_t close = node_of(s, tags->close);
     if (tags->behind_close != NULL)
         close = node_seq3(pool, close, node_text(pool, text, size), node_of(s, tags->behind_close));

@@ -517,7 +517,10 @@ Test(oai_tools, promised_tags_nest) {
         "{\"name\":\"f\",\"parameters\":{\"type\":\"object\",\"properties\":{\"o\":{\"type\":"
         "\"object\",\"properties\":{\"s\":{\"type\":\"string\"},\"n\":{\"type\":\"integer\"}},"
         "\"required\":[\"s\"]},\"l\":{\"type\":\"array\",\"items\":{\"enum\":[\"a\",\"b\"]},"
-        "\"maxItems\":2},\"a\":{}}}}}]}";
+        "\"maxItems\":2},\"a\":{},\"d\":{\"type\":\"object\",\"additionalProperties\":{\"type\":"
+        "\"string\"}},\"i\":{\"type\":\"object\",\"properties\":{\"item\":{\"type\":\"string\"}}},"
+        "\"q\":{\"type\":\"array\",\"items\":{\"enum\":[\"1\",\"b\"]}},"
+        "\"u\":{\"type\":\"array\",\"items\":{\"type\":\"boolean\"},\"uniqueItems\":true}}}}}]}";
     static const struct {
         const char *tags, *arguments; /* NULL: not allowed */
     } cases[] = {
@@ -525,6 +528,20 @@ Test(oai_tools, promised_tags_nest) {
         {IN("o", IN("s", "x y") IN("n", "3")), "{\"o\": {\"s\": \"x y\", \"n\": 3}}"},
         {IN("l", IN("item", "a") IN("item", "b")), "{\"l\": [\"a\", \"b\"]}"},
         {IN("a", IN("item", IN("item", "1"))), "{\"a\": [[1]]}"},
+        {IN("a", "{\"x\": {\"y\": \"" IN("a", "1") "\"}}"),
+         "{\"a\": {\"x\": {\"y\": \"" IN("a", "1") "\"}}}"},
+        {IN("a", IN("item", "[]") IN("item", "{}")), "{\"a\": [[], {}]}"},
+        {IN("l", "[]"), "{\"l\": []}"},
+        {IN("d", "{\"k\": \"v\"}"), "{\"d\": {\"k\": \"v\"}}"},
+        {IN("i", "{\"item\": \"v\"}"), "{\"i\": {\"item\": \"v\"}}"},
+        {IN("q", IN("item", "\"1\"") IN("item", "b")), "{\"q\": [\"1\", \"b\"]}"},
+        {IN("u", "[true, false]"), "{\"u\": [true, false]}"},
+        {IN("u", "[true, true]"), NULL},
+        {IN("o", "{}"), NULL},
+        {IN("o", "{\"s\": \"x\"}"), NULL},
+        {IN("d", "{\"k\": 1}"), NULL},
+        {IN("i", IN("item", "v")), NULL},
+        {IN("q", IN("item", "1")), NULL},
         {IN("a", "word"), "{\"a\": \"word\"}"},
         {IN("o", IN("n", "3")), NULL},
         {IN("o", IN("s", "12")), NULL},
@@ -556,6 +573,22 @@ Test(oai_tools, promised_tags_nest) {
     case_close(&c);
 #undef NS
 #undef IN
+}
+
+Test(oai_tools, promised_tags_refuse_a_name_that_makes_them_an_end) {
+    static const char body[] =
+        "{" MESSAGES ",\"tool_choice\":\"required\",\"tools\":[{\"type\":\"function\",\"function\":"
+        "{\"name\":\"f\",\"parameters\":{\"type\":\"object\",\"properties\":{\"/s\":{\"type\":"
+        "\"string\"}}}}}]}";
+    struct oai_case c;
+    case_open(&c);
+    c.rules.tools.form = &tool_forms[TOOL_FORMAT_MINIMAX_M3];
+    cr_assert_eq(case_parse(&c, &oai_chat, body), 0, "%s", c.error.message);
+    struct language l = language_of(c.request.constraint);
+    cr_expect_eq(l.rc, ERR_UNSUPPORTED);
+    cr_expect(strstr(l.fault.text, "'/s'"), "%s", l.fault.text);
+    language_close(&l);
+    case_close(&c);
 }
 
 /* Promised calls have no members that the tool does not declare. */
