@@ -32,8 +32,9 @@ const struct oai_kind *oai_kind_at(int index) {
 }
 
 oai_error_fn *oai_error_of_path(const char *path) {
-    static const char ollama[] = "/api/";
+    static const char ollama[] = "/api/", misled[] = "/api/v1/"; /* misled: OpenAI's clients */
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         if (strcmp(kinds[i]->path, path) == 0) return kinds[i]->error;
+    if (strncmp(path, misled, sizeof misled - 1) == 0) return NULL;
     return strncmp(path, ollama, sizeof ollama - 1) == 0 ? oai_ollama_chat.error : NULL;
 }
