@@ -111,7 +111,7 @@ stage-arm64: # in an emulator; ARM64=required: fails where there is none
 stage-tsan:
 	@tools/build tsan tsan_tests keepd-fake
 	@tools/run_ctest tsan -L tsan
-	@SUITES="tests/http/test_load.py tests/http/test_disconnect.py tests/http/test_conversations.py" \
+	@SUITES="tests/http/test_load.py tests/http/test_disconnect.py tests/http/test_conversations.py tests/http/test_resume.py" \
 		KEEPD_BIN=build/tsan/server/keepd-fake tools/run_pytest tsan
 
 stage-fuzz:

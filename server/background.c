@@ -6,6 +6,10 @@
 #include "base/log.h"
 #include "server/loop.h"
 #include "server/oai/records.h"
+#include "server/quota.h"
+
+/* Each reader renders the events for itself, the last ones with the whole answer. */
+#define FOLLOWERS_MAX 16
 
 void background_answer(struct exchange *ex) {
     ex->request.kind->form->unfinished(&ex->answer.body, &ex->facts, false);
@@ -74,11 +78,33 @@ void background_end(struct exchange *ex) {
     log_end(ex, kept);
     /* Clients that still read its events are bounded by the connections. */
     (void)ledger_set(&ex->server->ledger, &ex->entry, LEDGER_BACKGROUND, 0);
+    background_release(ex);
+}
+
+void background_release(struct exchange *ex) {
+    const bool streamed = ex->stream.owner == ex;
+    if (streamed && !ex->connection && ex->jobs_finished == ex->job_count) quota_leave(ex);
 }
 
 /* --- followers --- */
 
+/* Refuses a reader beyond FOLLOWERS_MAX, or one whose first events have no room: they repeat the
+ * texts of the request twice. */
+static bool has_room(struct exchange *ex, const struct exchange *owner) {
+    int count = 0;
+    for (const struct exchange *each = owner->followers; each; each = each->next_follower) count++;
+    if (count < FOLLOWERS_MAX) return exchange_hold(ex, 2 * strlen(owner->request.repeated));
+    ex->reject = STATS_REJECT_BACKGROUND;
+    oai_refuse(&ex->error, 429, "too_many_requests", "stream",
+               "%d clients already read this response, please try again when one has left.", count);
+    return false;
+}
+
 void background_follow(struct exchange *ex, struct exchange *owner, uint64_t from) {
+    if (!has_room(ex, owner)) {
+        exchange_refuse(ex);
+        return;
+    }
     ex->stream.owner = owner;
     ex->stream.events.from = from;
     ex->next_follower = owner->followers;

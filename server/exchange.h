@@ -270,7 +270,11 @@ void background_answer(struct exchange *exchange); /* says "queued" */
  * answer; one of a stream may leave earlier. */
 bool background_stays(const struct exchange *exchange, bool answered);
 void background_end(struct exchange *exchange); /* after its jobs have finished */
-/* Makes an exchange follow a streamed response, from the event with this number on. */
+/* Gives back the place among its key's requests, if its jobs have finished and its client is gone;
+ * the exchange lives on while others read. */
+void background_release(struct exchange *exchange);
+/* Makes an exchange follow a streamed response, from the event with this number on, or refuses it.
+ */
 void background_follow(struct exchange *exchange, struct exchange *owner, uint64_t from);
 void background_unfollow(struct exchange *exchange);          /* if it follows one */
 void background_wake(struct exchange *owner, int64_t now_ns); /* followers with something to send */

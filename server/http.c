@@ -519,5 +519,6 @@ void http_completed(void *cls, struct MHD_Connection *connection, void **con_cls
         exchange_set_state(ex, EXCHANGE_BACKGROUND);
     else
         exchange_gone(ex);
+    background_release(ex);
     exchange_unref(ex);
 }

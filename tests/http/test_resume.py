@@ -264,6 +264,67 @@ def test_a_client_that_reads_nothing_is_closed_and_its_answer_goes_on(slow):
     daemon.wait_idle()
 
 
+def test_readers_are_counted(patient):
+    """A response has 16 readers at once beside its own client; a place is free when one leaves."""
+    with begin(patient, LONG) as reading:
+        readers = [follow(patient, reading.path) for _ in range(16)]
+        r = patient.get(reading.path, params={"stream": "true"})
+        assert r.status_code == 429 and int(r.headers["Retry-After"]) >= 1, r.text
+        assert (r.json()["error"]["code"], r.json()["error"]["param"]) == ("too_many_requests", "stream")
+        readers.pop().answer.close()
+        patient.wait("the place", lambda: patient.http.head(patient.url + reading.path, params={"stream": "true"}).status_code == 200)
+        whole = reading.all()
+        check_whole(whole, "completed")
+        assert all(reader.all() == whole for reader in readers)
+
+
+def test_readers_share_the_memory(slow):
+    """The first events repeat the request's tools, 7.5 MB here, for every reader. Readers that read nothing hold no
+    more than the memory of bodies and answers, and a later one is refused."""
+    daemon = slow("--tool-call-parser", "none", step_us=1000000)
+    tools = [{"type": "function", "name": f"f{i}", "description": "x" * 60000, "parameters": {"type": "object"}} for i in range(125)]
+    with daemon.socket() as sock:
+        sock.sendall(request_bytes(PATH, body(LONG, background=True, stream=True, tools=tools, tool_choice="none")))
+        path = f"{PATH}/resp_" + read_until(sock, b'"object":').split(b'"id":"resp_')[1].split(b'"')[0].decode()
+    socks, statuses = [], []
+    for _ in range(14):
+        socks.append(narrow_socket(daemon))
+        socks[-1].sendall(f"GET {path}?stream=true HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        statuses.append(int(read_until(socks[-1], b"\r\n").split()[1]))
+    assert statuses[:4] == [200] * 4 and set(statuses) == {200, 503}, statuses
+    for sock in socks:
+        sock.close()
+    daemon.wait("the readers to be gone", lambda: daemon.metrics()["keepd_connections",] == 1)
+    with follow(daemon, path) as reading:
+        assert reading.path == path
+    assert daemon.post(path + "/cancel", None).json()["status"] == "cancelled"
+    daemon.wait_idle()
+
+
+def test_a_reader_holds_no_place_of_its_key(slow, tmp_path):
+    """What a key may have at once are requests: one whose answer has ended is over, whoever still reads it."""
+    file = tmp_path / "keys"
+    file.write_text("bound name=batch requests=1\n")
+    daemon = slow("--api-key-file", str(file), step_us=1000)
+    key = {"Authorization": "Bearer bound"}
+    post = lambda: daemon.post(PATH, body("next"), headers=key).status_code
+    with begin(daemon, LONG, headers=key, **SCORES) as owner, narrow_socket(daemon) as reader:
+        reader.sendall(f"GET {owner.path}?stream=true HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer bound\r\n\r\n".encode())
+        read_until(reader, b"\n\n")
+        assert post() == 429
+        daemon.wait("its end", lambda: any("outcome=stored" in line for line in daemon.errors))
+        assert post() == 429, "its own client still reads"
+        owner.all()
+        daemon.wait("the place", lambda: post() == 200)
+    with begin(daemon, LONG, headers=key, **SCORES) as owner, narrow_socket(daemon) as reader:
+        path = owner.path
+        reader.sendall(f"GET {path}?stream=true HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer bound\r\n\r\n".encode())
+        read_until(reader, b"\n\n")
+        owner.answer.close()
+        daemon.wait("its end", lambda: sum("outcome=stored" in line for line in daemon.errors) == 2)
+        assert post() == 200
+
+
 # --- the beginning ---
 
 def test_the_id_comes_at_once(slow):
