@@ -157,6 +157,7 @@ struct exchange {
     const struct route *route; /* `found`; NULL = there is none */
     enum exchange_state state;
     enum exchange_cut cut;
+    bool is_head;        /* the method is HEAD */
     bool suspended;      /* libmicrohttpd calls nothing for `connection` until exchange_resume */
     int places;          /* queue places that the request still holds */
     int64_t deadline_ns; /* 0 = none */

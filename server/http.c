@@ -381,6 +381,7 @@ static enum MHD_Result begin_exchange(struct server *server, struct conn *conn,
     if (!ex) return MHD_NO;
     *con_cls = ex;
     snprintf(ex->path, sizeof ex->path, "%s", path);
+    ex->is_head = strcmp(method, "HEAD") == 0;
     set_request_id(ex);
     if (server->otlp) set_trace(ex);
     conn_set_state(conn, CONN_BODY);

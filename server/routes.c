@@ -374,9 +374,17 @@ static void refuse_stream(struct exchange *ex, bool background, bool streamed) {
 static int render_stream(struct exchange *ex, const struct oai_owner *owner, const char *id,
                          uint64_t from) {
     struct exchange *running = background_find(ex->server, owner, id);
+    static const char event_stream[] = "text/event-stream; charset=utf-8";
     struct buf events, *body = &ex->answer.body;
     bool background = true, streamed = false;
     int rc = 0;
+    /* libmicrohttpd ends a chunked answer to HEAD with an empty chunk, which would be read as the
+     * beginning of the next answer. */
+    if (running && running->request.stream && ex->is_head) {
+        ex->answer.content_type = event_stream;
+        buf_str(body, ": keepd\n\n");
+        return 0;
+    }
     if (running && running->request.stream) {
         background_follow(ex, running, from);
         return 0;
@@ -393,7 +401,7 @@ static int render_stream(struct exchange *ex, const struct oai_owner *owner, con
         size_t at = oai_skip_stored_events(events.data, events.size, from);
         buf_add(body, events.data + at, events.size - at);
         if (at == events.size) buf_str(body, ": keepd\n\n");
-        ex->answer.content_type = "text/event-stream; charset=utf-8";
+        ex->answer.content_type = event_stream;
     }
     buf_close(&events);
     return rc;

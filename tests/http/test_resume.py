@@ -264,6 +264,11 @@ def test_a_client_that_reads_nothing_is_closed_and_its_answer_goes_on(slow):
     daemon.wait_idle()
 
 
+def follows(daemon, path):
+    with requests.get(daemon.url + path, params={"stream": "true"}, stream=True, timeout=60) as answer:
+        return answer.status_code == 200
+
+
 def test_readers_are_counted(patient):
     """A response has 16 readers at once beside its own client; a place is free when one leaves."""
     with begin(patient, LONG) as reading:
@@ -272,7 +277,7 @@ def test_readers_are_counted(patient):
         assert r.status_code == 429 and int(r.headers["Retry-After"]) >= 1, r.text
         assert (r.json()["error"]["code"], r.json()["error"]["param"]) == ("too_many_requests", "stream")
         readers.pop().answer.close()
-        patient.wait("the place", lambda: patient.http.head(patient.url + reading.path, params={"stream": "true"}).status_code == 200)
+        patient.wait("the place", lambda: follows(patient, reading.path))
         whole = reading.all()
         check_whole(whole, "completed")
         assert all(reader.all() == whole for reader in readers)
@@ -302,7 +307,7 @@ def test_readers_share_the_memory(slow):
 
 
 def test_a_reader_holds_no_place_of_its_key(slow, tmp_path):
-    """What a key may have at once are requests: one whose answer has ended is over, whoever still reads it."""
+    """A request whose answer has ended is over for its key, whoever still reads it."""
     file = tmp_path / "keys"
     file.write_text("bound name=batch requests=1\n")
     daemon = slow("--api-key-file", str(file), step_us=1000)
@@ -450,9 +455,14 @@ def test_arguments(shared, kept):
 
 
 def test_head_of_a_stream_that_runs(patient):
+    """The next answer of the connection follows the headers at once."""
     _, path = leave(patient, 2, LONG)
-    r = patient.http.head(patient.url + path, params={"stream": "true"}, timeout=60)
-    assert r.status_code == 200 and r.headers["Content-Type"].startswith("text/event-stream")
+    with patient.socket() as sock:
+        sock.sendall(f"HEAD {path}?stream=true HTTP/1.1\r\nHost: localhost\r\n\r\n"
+                     "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+        head, rest = read_all(sock).split(b"\r\n\r\n", 1)
+    assert head.startswith(b"HTTP/1.1 200 ") and b"\r\nContent-Type: text/event-stream; charset=utf-8\r\n" in head
+    assert rest.startswith(b"HTTP/1.1 200 ")
     check_whole(read(patient, path), "completed")
 
 
