@@ -17,6 +17,7 @@ import time
 
 import pytest
 import requests
+from conftest import start_on
 from test_fit_families import with_tokenizer
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -100,9 +101,9 @@ def compare(d, seed, count, policies=POLICIES):
     assert d.metric("keepd_preemptions_total") == 0
 
 
-@pytest.mark.parametrize("path", ["auto", "portable"])
+@pytest.mark.parametrize("path", ["auto", "avx2", "portable"])
 def test_the_bits_are_those_without_guesses(daemon, path):
-    compare(daemon("--cpu-path", path, *FLAGS), 1, COUNT)
+    compare(start_on(daemon, path, *FLAGS), 1, COUNT)
 
 
 def test_on_the_reference_path(daemon):
