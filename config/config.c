@@ -809,9 +809,12 @@ static bool equal_fields(const struct config *a, const struct config *b,
 
 /* Returns whether the list has this line of a section, or, with `any_value`, one of its option. */
 static bool has_section_line(const struct server_list *lines, const char *line, bool any_value) {
-    const size_t size = any_value ? strcspn(line, "\n") + 1 : strlen(line) + 1;
-    for (size_t i = 0; i < lines->count; i++)
-        if (strncmp(lines->items[i], line, size) == 0) return true;
+    const size_t size = strcspn(line, "\n");
+    for (size_t i = 0; i < lines->count; i++) {
+        const char *other = lines->items[i];
+        const bool same_option = strcspn(other, "\n") == size && memcmp(other, line, size) == 0;
+        if (any_value ? same_option : strcmp(other, line) == 0) return true;
+    }
     return false;
 }
 
