@@ -22,12 +22,6 @@ void buf_clear(struct buf *buf) {
     if (buf->data) buf->data[0] = '\0';
 }
 
-void buf_cut(struct buf *buf, size_t size) {
-    if (size >= buf->size) return;
-    buf->size = size;
-    buf->data[size] = '\0';
-}
-
 void buf_inherit(struct buf *buf, const struct buf *part) {
     if (buf->failed) return;
     buf->failed = part->failed;

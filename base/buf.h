@@ -19,8 +19,7 @@ struct buf {
 
 void buf_open(struct buf *buf, size_t limit);
 void buf_close(struct buf *buf);
-void buf_clear(struct buf *buf);            /* keeps the memory, clears `failed` */
-void buf_cut(struct buf *buf, size_t size); /* removes what is behind `size` bytes */
+void buf_clear(struct buf *buf); /* keeps the memory, clears `failed` */
 /* Marks `buf` as failed if `part`, whose text was to be appended, has failed. */
 void buf_inherit(struct buf *buf, const struct buf *part);
 void buf_add(struct buf *buf, const void *data, size_t size);

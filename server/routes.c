@@ -332,8 +332,12 @@ static void refuse_response(struct exchange *ex, int rc, const char *id) {
     exchange_refuse(ex);
 }
 
+/* Returns an argument's value, "" for a name without one; NULL: there is no such argument. */
 static const char *find_argument(struct exchange *ex, const char *name) {
-    return MHD_lookup_connection_value(ex->connection, MHD_GET_ARGUMENT_KIND, name);
+    const char *value = NULL;
+    bool found = MHD_lookup_connection_value_n(ex->connection, MHD_GET_ARGUMENT_KIND, name,
+                                               strlen(name), &value, NULL) == MHD_YES;
+    return found && !value ? "" : value;
 }
 
 /* Reads ?stream= and ?starting_after=. `from`: the number of the first event; -1: no stream. */

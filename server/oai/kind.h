@@ -22,7 +22,6 @@ struct oai_events {
     struct oai_items items; /* used by forms that answer with items */
     uint64_t sequence;      /* events so far, where they are numbered */
     uint64_t from;          /* number of the first event that is written */
-    size_t begun;           /* where the open event begins in `out` */
 };
 
 /* One delta of one choice. */

@@ -302,37 +302,41 @@ static bool keep(const struct oai_answer *answer, const struct oai_error *error,
 
 /* --- streams --- */
 
-/* Begins an event and ends with the comma before its own members. */
-static void begin_event(struct oai_events *events, const char *type) {
-    events->begun = events->out.size;
+/* Begins an event and ends with the comma before its own members. Returns false if the client has
+ * the event: it counts, and nothing of it is written. */
+static bool begin_event(struct oai_events *events, const char *type) {
+    if (events->sequence < events->from) {
+        events->sequence++;
+        return false;
+    }
     buf_fmt(&events->out, "event: %s\ndata: {\"type\":\"%s\",\"sequence_number\":%" PRIu64 ",",
             type, type, events->sequence++);
+    return true;
 }
 
-/* Ends an event. One that the client has is not sent again; it is rendered all the same, because
- * later events depend on it. */
 static void end_event(struct oai_events *events) {
     buf_str(&events->out, "}\n\n");
-    if (events->sequence <= events->from) buf_cut(&events->out, events->begun);
 }
 
 static void write_state(struct oai_events *events, const char *type, enum status status,
                         const struct oai_error *error) {
-    begin_event(events, type);
+    if (!begin_event(events, type)) return;
     buf_str(&events->out, "\"response\":");
     write_response(&events->out, events->answer, status, error);
     end_event(events);
 }
 
-/* Writes "output_index" and, for a part of an item, "item_id" and "content_index". */
-static void begin_item_event(struct oai_events *events, const char *type, bool part) {
+/* Writes "output_index" and, for a part of an item, "item_id" and "content_index". Returns false as
+ * begin_event does. */
+static bool begin_item_event(struct oai_events *events, const char *type, bool part) {
     const struct oai_items *items = &events->items;
-    begin_event(events, type);
+    if (!begin_event(events, type)) return false;
     buf_fmt(&events->out, "\"output_index\":%d", items->count - 1);
-    if (!part) return;
+    if (!part) return true;
     buf_str(&events->out, ",\"item_id\":");
     write_id(&events->out, events->answer, items);
     if (items->kind != OAI_ITEM_CALL) buf_str(&events->out, ",\"content_index\":0");
+    return true;
 }
 
 /* The types of the events of each kind of item. */
@@ -347,12 +351,13 @@ static const struct {
 
 static void begin_item(void *to, const struct oai_items *items) {
     struct oai_events *events = to;
-    begin_item_event(events, "response.output_item.added", false);
-    buf_str(&events->out, ",\"item\":");
-    write_item(&events->out, events->answer, items, BEGUN);
-    end_event(events);
+    if (begin_item_event(events, "response.output_item.added", false)) {
+        buf_str(&events->out, ",\"item\":");
+        write_item(&events->out, events->answer, items, BEGUN);
+        end_event(events);
+    }
     if (items->kind == OAI_ITEM_CALL) return;
-    begin_item_event(events, "response.content_part.added", true);
+    if (!begin_item_event(events, "response.content_part.added", true)) return;
     buf_str(&events->out, ",\"part\":");
     write_part(&events->out, events->answer, items, NULL);
     end_event(events);
@@ -362,7 +367,7 @@ static void grow_item(void *to, const struct oai_items *items, const char *text,
                       uint32_t begin, uint32_t end) {
     struct oai_events *events = to;
     if (is_custom(events->answer, items)) return; /* the input is known when the call is whole */
-    begin_item_event(events, types[items->kind].more, true);
+    if (!begin_item_event(events, types[items->kind].more, true)) return;
     buf_str(&events->out, ",\"delta\":");
     json_write_str(&events->out, text, size);
     if (items->kind == OAI_ITEM_TEXT) write_scores(&events->out, events->answer, begin, end);
@@ -374,7 +379,7 @@ static void end_custom(struct oai_events *events, const struct oai_items *items)
     static const char *const pieces[][2] = {{"response.custom_tool_call_input.delta", "delta"},
                                             {"response.custom_tool_call_input.done", "input"}};
     for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++) {
-        begin_item_event(events, pieces[i][0], true);
+        if (!begin_item_event(events, pieces[i][0], true)) continue;
         buf_fmt(&events->out, ",\"%s\":", pieces[i][1]);
         write_input(&events->out, &items->text);
         end_event(events);
@@ -384,7 +389,7 @@ static void end_custom(struct oai_events *events, const struct oai_items *items)
 static void end_text(struct oai_events *events, const struct oai_items *items) {
     const struct oai_answer *answer = events->answer;
     struct buf *out = &events->out;
-    begin_item_event(events, types[items->kind].done, true);
+    if (!begin_item_event(events, types[items->kind].done, true)) return;
     buf_fmt(out, ",\"%s\":", types[items->kind].text);
     oai_write_text(out, &items->text);
     if (items->kind == OAI_ITEM_TEXT) write_scores(out, answer, items->begin, items->end);
@@ -400,13 +405,13 @@ static void end_item(void *to, const struct oai_items *items) {
         end_custom(events, items);
     else
         end_text(events, items);
-    if (items->kind != OAI_ITEM_CALL) {
-        begin_item_event(events, "response.content_part.done", true);
+    if (items->kind != OAI_ITEM_CALL &&
+        begin_item_event(events, "response.content_part.done", true)) {
         buf_str(out, ",\"part\":");
         write_part(out, answer, items, &items->text);
         end_event(events);
     }
-    begin_item_event(events, "response.output_item.done", false);
+    if (!begin_item_event(events, "response.output_item.done", false)) return;
     buf_str(out, ",\"item\":");
     write_item(out, answer, items, end_of(answer, items));
     end_event(events);
@@ -433,7 +438,7 @@ static void announce(struct oai_events *events) {
 /* Writes progress in the form of llama.cpp's server. */
 static void write_progress(struct oai_events *events) {
     announce(events);
-    begin_event(events, "response.in_progress");
+    if (!begin_event(events, "response.in_progress")) return;
     buf_str(&events->out, "\"response\":");
     write_response(&events->out, events->answer, IN_PROGRESS, NULL);
     buf_char(&events->out, ',');

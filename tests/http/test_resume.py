@@ -445,6 +445,11 @@ def test_numbers_of_events(shared, kept, after):
     assert "sequence_number" in refused(shared, kept, ("starting_after", "invalid_value"), stream="true", starting_after=after)
 
 
+@pytest.mark.parametrize("query,name", [("stream", "stream"), ("stream=", "stream"), ("stream=true&starting_after", "starting_after")])
+def test_arguments_without_a_value(shared, kept, query, name):
+    refused(shared, f"{kept}?{query}", (name, "invalid_value"))
+
+
 def test_arguments(shared, kept):
     assert "stream=true" in refused(shared, kept, ("starting_after", "invalid_value"), starting_after="1")
     assert "stream=true" in refused(shared, kept, ("starting_after", "invalid_value"), starting_after="1", stream="false")

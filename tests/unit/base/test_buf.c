@@ -25,23 +25,6 @@ Test(buf, appends) {
     buf_close(&buf);
 }
 
-Test(buf, is_cut_and_grows_again) {
-    struct buf buf;
-    buf_open(&buf, 4);
-    buf_cut(&buf, 0);
-    cr_assert_null(buf.data);
-    buf_str(&buf, "abcd");
-    buf_cut(&buf, 9);
-    cr_assert_str_eq(buf.data, "abcd");
-    buf_cut(&buf, 1);
-    buf_str(&buf, "xyz");
-    cr_assert_str_eq(buf.data, "axyz");
-    buf_char(&buf, '!');
-    buf_cut(&buf, 2);
-    cr_assert(buf.failed);
-    buf_close(&buf);
-}
-
 Test(buf, formats_longer_than_any_guess) {
     struct buf buf;
     buf_open(&buf, 100000);
