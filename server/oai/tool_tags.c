@@ -319,7 +319,8 @@ static enum match match_value_mark(struct cursor *c, const struct constrain_tags
     return MATCH_YES;
 }
 
-/* Moves past the text between the name and its value. MORE: it may go on. */
+/* Moves past the text between the name and its value. MORE: it may go on. A mark behind too much
+ * white space to be held back is none. */
 static enum match match_value(struct tool_tags *t, const char *text, struct cursor *c) {
     const struct constrain_tags *tags = t->form->tags;
     t->types = t->depth > 0 ? (unsigned)CONSTRAIN_TYPES_ALL : types_of(t, text);
@@ -327,7 +328,8 @@ static enum match match_value(struct tool_tags *t, const char *text, struct curs
     struct cursor value = *c;
     if (*tags->value || tags->typed[0] != NULL) {
         skip_blank(&value);
-        enum match match = match_value_mark(&value, tags, &t->types);
+        const bool far = value.at - c->at >= TOOL_TAGS_HELD_MAX;
+        enum match match = far ? MATCH_NO : match_value_mark(&value, tags, &t->types);
         if (match == MATCH_MORE) return match;
         if (match == MATCH_YES) *c = value;
     }
@@ -405,8 +407,9 @@ static enum match match_json(struct tool_tags *t, const char *text, size_t end) 
         if (step == TOOL_JSON_DONE) t->value_end = t->scanned;
     }
     if (t->value_end == 0) return MATCH_MORE;
-    struct cursor c = {text, t->value_end, end};
+    struct cursor c = {text, t->scanned, end};
     skip_blank(&c);
+    t->scanned = c.at;
     return match_own_closing(t, &c);
 }
 

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/buf.h"
 #include "engine/engine.h"
@@ -885,4 +886,35 @@ Test(tool_calls, templates_say_how) {
                  &tool_forms[TOOL_FORMAT_LLAMA3]);
     cr_expect_eq(tool_form_of("{{ \"{\\\"name\\\": function name, \\\"parameters\\\": x}\" }}"),
                  &tool_forms[TOOL_FORMAT_LLAMA3]);
+}
+
+/* White space that may go on is not read again with each byte. */
+Test(tool_calls, long_white_space_takes_linear_time) {
+    static const struct {
+        enum tool_format format;
+        const char *begin;
+    } cases[] = {
+        {TOOL_FORMAT_MINIMAX_M3, "]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name=\"f\">"
+                                 "]<]minimax[>[<a>{}"},
+        {TOOL_FORMAT_GLM45, "<tool_call>f\n<arg_key>a</arg_key>"},
+        {TOOL_FORMAT_DEEPSEEK_V32, "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n"
+                                   "<｜DSML｜parameter name=\"a\" string=\""},
+    };
+    static const char *const f[] = {"f"};
+    enum { BYTES = 1 << 18 };
+    char *text = malloc(BYTES);
+    cr_assert(text);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct tool_set set = {&tool_forms[cases[i].format], f, 1, true, NULL};
+        struct tool_reader reader = {.tools = &set};
+        const clock_t begin = clock();
+        memset(text, ' ', BYTES);
+        memcpy(text, cases[i].begin, strlen(cases[i].begin));
+        for (size_t end = 1; end <= BYTES; end++)
+            while (tool_reader_next(&reader, text, end, end == BYTES).kind != TOOL_MORE)
+                cr_assert(clock() - begin < 4 * CLOCKS_PER_SEC, "%s", cases[i].begin);
+        cr_expect(clock() - begin < 4 * CLOCKS_PER_SEC, "%s", cases[i].begin);
+        cr_expect_eq(reader.calls, 1, "%s", cases[i].begin);
+    }
+    free(text);
 }
