@@ -124,34 +124,44 @@ static int check_shape(const struct model *model, struct fault *fault) {
     return ops->shape_check ? ops->shape_check(model->kern, &shape, fault) : 0;
 }
 
+static int widest_layer(const struct model_config *c,
+                        int (*width)(const struct model_config *c, int layer)) {
+    int widest = 0;
+    for (int i = 0; i < c->layers; i++)
+        if (width(c, i) > widest) widest = width(c, i);
+    return widest;
+}
+
+/* The widest row behind the pooled state: the classifier's dense layer, or its labels. */
+static int classified_width(const struct model_config *c) {
+    const int labels = c->classifier.labels;
+    return labels > c->d_model ? labels : c->d_model;
+}
+
 /* With `check_only` counts the memory alone. */
 static int open_scratch(struct model *model, bool check_only, struct fault *fault) {
     const struct model_config *c = &model->config;
     struct scratch *s = &model->scratch;
     int ff = dense_width(c) > c->shared_ff ? dense_width(c) : c->shared_ff;
     if (c->each_embed > ff) ff = c->each_embed;
-    int in = 0, heads = 0, mixed = 0,
-        gates = c->attn_gate ? c->heads_q * c->head_dim : c->shared_gate;
-    for (int i = 0; i < c->layers; i++) {
-        in = attend_width(c, i) > in ? attend_width(c, i) : in;
-        in = state_width(c, i) > in ? state_width(c, i) : in;
-        heads = heads_width(c, i) > heads ? heads_width(c, i) : heads;
-        mixed = mixed_width(c, i) > mixed ? mixed_width(c, i) : mixed;
-        gates = rates_width(c, i) > gates ? rates_width(c, i) : gates;
-    }
+    const int heads = widest_layer(c, heads_width), mixed = widest_layer(c, mixed_width);
+    const int states = widest_layer(c, state_width), rates = widest_layer(c, rates_width);
+    int in = widest_layer(c, attend_width);
+    int gates = c->attn_gate ? c->heads_q * c->head_dim : c->shared_gate;
+    in = states > in ? states : in;
+    gates = rates > gates ? rates : gates;
     int latent = c->latent.rank;
     if (latent) {
         gates = gates > c->q_rank ? gates : c->q_rank;
         gates = gates > c->head_dim ? gates : c->head_dim;
         latent = latent > latent_query_dim(c) ? latent : latent_query_dim(c);
     }
-    const int labels = c->classifier.labels, classified = labels > c->d_model ? labels : c->d_model;
     const struct {
         float **out;
         int rows, width;
     } arrays[] = {
         {&s->pooled, c->classifies, c->d_model},
-        {&s->classified, c->classifies, classified},
+        {&s->classified, c->classifies, classified_width(c)},
         {&s->x, model->rows_max, c->d_model},
         {&s->norm, model->rows_max, c->d_model},
         {&s->qkv, model->rows_max, in},
