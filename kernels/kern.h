@@ -870,8 +870,9 @@ struct kern_ops {
      * fits; the fault says why. NULL: the cache is in host memory. */
     int (*cache_fit)(struct kern *kern, const struct kern_cache_options *options, int64_t *pages,
                      struct fault *fault);
-    /* Can this backend run the rule? ERR_UNSUPPORTED names the unsupported member of kern_rule;
-     * begin_step and evict answer the same. Pure, any thread. */
+    /* Can this backend run the rule? ERR_UNSUPPORTED names the unsupported member of kern_rule.
+     * begin_step and evict answer the same, but without reads_latent they also refuse rules that
+     * read keys in a cache of latent vectors. Pure, any thread. */
     int (*rule_check)(const struct kern_rule *rule, struct fault *fault);
     /* Allocates what the rule needs for the slot in addition to its `pages` pages, the most that it
      * will have (on a device: its query ring, and the rooms of its evictions and of attention that

@@ -10,8 +10,8 @@
  * PARTS-th. The sums of all chunks so far are in the rows' places of the output.
  *
  * Rows of DeepSeek's 576 numbers, 1,152 bytes: two stages take 147,456 bytes, queries 37,376,
- * scores 8,704: 193,552 with the barriers, of the 232,448 that a block of 9.0 has; with one stage
- * 119,824, of the 166,912 of 8.0. nvcc 13.0 gives the kernel 156 registers for 9.0, without spills.
+ * scores 9,216: 194,064 with the barriers, of the 232,448 that a block of 9.0 has; with one stage
+ * 120,336, of the 166,912 of 8.0. nvcc 13.0 gives the kernel 156 registers for 9.0, without spills.
  * Not measured. */
 #include "kernels/cuda/attend.cuh"
 
@@ -24,7 +24,7 @@
 #define SLICE      16                                  /* numbers of values */
 #define SLICES     (LATENT_VALUES_MAX / SLICE / PARTS) /* slices of a warp */
 #define SCORES_ROW                                                                                 \
-    (STAGE_KEYS + 4) /* numbers from one row of scores to the next: free of conflicts */
+    (STAGE_KEYS + 8) /* numbers from one row of scores to the next: free of conflicts */
 #define LANE_KEYS (STAGE_KEYS / 4) /* scores of a row that a lane has */
 
 static_assert(CHUNK_KEYS % STAGE_KEYS == 0, "chunks are whole stages");

@@ -43,7 +43,7 @@
 #define LATENT_PAGE_MOST  10240
 #define LATENT_SLOTS      8   /* the least P */
 #define LATENT_VALUES_MAX 512 /* numbers of a value that attention has registers for */
-#define LATENT_DIM_MAX    640 /* numbers of a key that evictions have shared memory for */
+#define LATENT_DIM_MAX    640 /* numbers of a key that evictions have shared memory for on 9.0 */
 
 #define STATE_NUMBERS (PAGE_BYTES / 4) /* in a page of a recurrent state */
 

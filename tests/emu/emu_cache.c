@@ -226,9 +226,6 @@ Test(emu_cache, refuses_what_it_cannot_hold) {
     bad = good;
     bad.heads_kv = 2;
     refused(bad, ERR_INVALID, "cache");
-    setenv("KEEPD_EMU_CAPABILITY", "86", 1); /* 99 KiB of shared memory */
-    refused(good, ERR_UNSUPPORTED, "device");
-    unsetenv("KEEPD_EMU_CAPABILITY");
 }
 
 /* The largest cache that fits is opened, and one page of every stream more is not offered. */

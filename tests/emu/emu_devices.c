@@ -45,6 +45,26 @@ Test(emu_devices, what_needs_more_shared_memory_is_refused) {
     kern->ops->close(kern);
 }
 
+Test(emu_devices, latent_keys_need_more_shared_memory) {
+    const struct kern_cache_options options = {.layers = 1,
+                                               .heads_q = 128,
+                                               .heads_kv = 1,
+                                               .head_dim = 576,
+                                               .latent = 512,
+                                               .dtype = KERN_BF16,
+                                               .pages = 16,
+                                               .slots = 1,
+                                               .max_positions = 64};
+    const struct cuda_options cuda = {.device = 0};
+    struct fault fault = {0};
+    struct kern *kern;
+    setenv("KEEPD_EMU_CAPABILITY", "86", 1); /* 99 KiB */
+    MUST(cuda_open(&cuda, &kern, NULL));
+    cr_assert_eq(kern->ops->cache_open(kern, &options, &fault), ERR_UNSUPPORTED);
+    cr_assert_str_eq(fault.field, "device");
+    kern->ops->close(kern);
+}
+
 Test(emu_devices, devices_without_e4m3_products_refuse_them) {
     static const char *const others[] = {"80", "89", "120"};
     static const char *const names[] = {"8.0", "8.9", "12.0"};
