@@ -445,10 +445,11 @@ static const struct family latents[] = {
      "'mscale_all_dim': 1, 'original_max_position_embeddings': 16, "
      "'llama_4_scaling_beta': 0.5}, "},
 };
-#define LATENTS ((int)(sizeof latents / sizeof *latents))
+#define LATENTS (sizeof latents / sizeof *latents)
 
 Test(emu_model, latent_families_beside_the_reference) {
-    for (int i = 0; i < LATENTS; i++) compare_family(&latents[i], 10, false);
+    for (size_t i = 0; i < LATENTS; i++)
+        if (!test_leaves_out(i, 3)) compare_family(&latents[i], 10, false);
 }
 
 struct kind {
@@ -666,13 +667,14 @@ static void compare_ranks(const struct family *family) {
 /* A state's heads are split over ranks, and the norm of Mamba-2 spans them. */
 Test(emu_model, ranks_of_recurrent_families_say_the_same) {
     for (size_t i = 0; i < sizeof hybrids / sizeof *hybrids; i++)
-        if (!strstr(hybrids[i].more, "experts")) /* emu_experts splits these */
-            compare_ranks(&hybrids[i]);
+        if (!strstr(hybrids[i].more, "experts") && !test_leaves_out(i, 5))
+            compare_ranks(&hybrids[i]); /* emu_experts splits experts */
 }
 
 /* Every rank holds all entries, and attends with its own query heads alone. */
 Test(emu_model, ranks_of_latent_families_say_the_same) {
-    for (int i = 0; i < LATENTS; i++) compare_ranks(&latents[i]);
+    for (size_t i = 0; i < LATENTS; i++)
+        if (!test_leaves_out(i, 4)) compare_ranks(&latents[i]);
 }
 
 /* ---- Graphs ---- */
