@@ -639,7 +639,8 @@ Test(emu_model, ranks_of_keepd_nano_say_the_same) {
     close_run(&one);
 }
 
-/* One rank and two ranks of a family say nearly the same, and hold as much. */
+/* Compares a model on one rank with the same model on two ranks: the logits are nearly the same,
+ * and as many entries are held. */
 static void compare_ranks(const struct family *family) {
     static const struct kern_rule rule = {.score = KERN_SCORE_RECENCY, .sinks = 2, .recent = 16};
     static const int one_device[COMM_RANKS_MAX] = {0};
