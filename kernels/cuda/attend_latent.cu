@@ -164,7 +164,8 @@ static __device__ __forceinline__ const char *chunk_of_key(const struct latent_k
     return key.row + (chunk >> 3) * key.panel + (((chunk & 7) ^ key.swizzle) << 4);
 }
 
-/* A warp holds the maximum and the sum of each row of its tile, and the values of its own slices. */
+/* A warp holds the maximum and the sum of each row of its tile, and the values of its own slices.
+ */
 struct latent_tile {
     float o[SLICES][2][4];
     float m[2], l[2]; /* l: this lane's part of the sum */
