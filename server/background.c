@@ -18,7 +18,8 @@ void background_answer(struct exchange *ex) {
 }
 
 bool background_stays(const struct exchange *ex, bool answered) {
-    return ex->request.background && ex->state == EXCHANGE_STREAMING &&
+    /* In other states a worker may be writing the request. */
+    return ex->state == EXCHANGE_STREAMING && ex->request.background &&
            (answered || ex->request.stream);
 }
 
