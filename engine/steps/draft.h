@@ -50,8 +50,9 @@ struct draft {
     int32_t modelled; /* tokens of the last draft if a draft model guessed them; else 0 */
     uint8_t sureness[DRAFT_MAX]; /* classes of these tokens */
     float model_rate;            /* mean rate of a draft model's tokens, as far as it is known */
-    float model_lost; /* costs of a draft model, in steps without it, less the tokens that it has
-                         gained: DRAFT_LOST_LEAST..DRAFT_LOST_MOST */
+    /* Costs of a draft model, in steps without it, less the tokens that it has gained and what it
+     * may cost in each step: DRAFT_LOST_LEAST..DRAFT_LOST_MOST. */
+    float model_lost;
     float tried[DRAFT_CLASSES], confirmed[DRAFT_CLASSES]; /* counts of recent drafted tokens */
 };
 
@@ -75,7 +76,7 @@ double draft_rate(const struct draft *draft, int32_t i);
  * this probability. */
 void draft_add_model(struct draft *draft, double probability);
 /* Records that the draft model took the time of so many steps without it; negative: that it gained
- * so many tokens. */
+ * so many tokens, or may take so much more. */
 void draft_charge_model(struct draft *draft, double steps);
 /* Records a step in which the draft model was not asked because too few of its tokens are
  * confirmed. */

@@ -13,9 +13,9 @@
  * begun, and more of a longer one, which will probably go on for longer. So of a long text the last
  * tokens are read alone, in parts, one part before a step.
  *
- * The draft model may cost an answer DRAFTER_LOST_STEPS steps and DRAFTER_LOST_PART of its length
- * more than it gains: its steps, its guesses' rows and its readings are charged, and confirmed
- * guesses are paid back. When it has spent that, it rests until the answer is longer.
+ * The draft model may cost an answer DRAFTER_LOST_STEPS steps and DRAFTER_LOST_PART of the answer's
+ * own steps more than it gains: its steps, its guesses' rows and its readings are charged, and
+ * confirmed guesses are paid back. When it has spent that, it rests until the answer is longer.
  *
  * Beside other clients' answers the draft model rests, because they get no more tokens from the
  * time that it takes. A text that it fails in is dropped, and its sequence goes on without it. */
@@ -32,7 +32,7 @@
 #define DRAFTER_CATCH_UP   16   /* most tokens that are read together with the first guess */
 #define DRAFTER_LIKELY     0.25 /* guesses less likely than this are not continued */
 #define DRAFTER_LOST_STEPS 2    /* steps that it may cost an answer more than it gains, at first */
-#define DRAFTER_LOST_PART  0.01 /* and for each token of the answer */
+#define DRAFTER_LOST_PART  0.01 /* and in each step of the answer */
 
 void sched_leave_drafter(struct sched *sched, struct sequence *seq) {
     drafter_drop(&sched->drafter, seq->model_text);
@@ -243,8 +243,7 @@ static double guess_for(struct sched *sched, struct sequence **asked, int count,
 /* Returns whether the draft model may take more time of this answer: its costs stay a small part of
  * the answer, even if nothing that it guesses is right. */
 static bool has_credit(const struct sequence *seq) {
-    const double most = DRAFTER_LOST_STEPS + DRAFTER_LOST_PART * seq_output_count(seq);
-    return (double)seq->draft.model_lost < most;
+    return seq->draft.model_lost < DRAFTER_LOST_STEPS;
 }
 
 /* When the draft model was not asked for long, it is tried again, so that one slow step or an
@@ -262,6 +261,7 @@ double sched_ask_drafter(struct sched *sched, int streams, int32_t most) {
     int count = 0;
     for (int i = 0; i < streams && count < DRAFTER_ASKED && count < most; i++) {
         struct sequence *seq = sched->sorted[i];
+        draft_charge_model(&seq->draft, -DRAFTER_LOST_PART);
         if (seq->draft_most <= 0 || seq->model_failed || !has_credit(seq)) continue;
         if (seq->draft_found > 0 && draft_rate(&seq->draft, 0) >= (double)seq->draft.model_rate)
             continue;
