@@ -78,7 +78,7 @@ static bool comes_from_page(struct exchange *ex) {
  * asking the server, but JSON only after a preflight request, so the type shows that none of them
  * has sent it. Ollama reads bodies without a type, and its users send them by `curl -d`, which says
  * that they are forms: those are read unless a page sends them. */
-static int refuse_type(struct exchange *ex) {
+static int refuse_body_type(struct exchange *ex) {
     const char *type = request_header(ex, "Content-Type");
     const bool untyped = !type || is_type(type, "application/x-www-form-urlencoded");
     if (!ex->route->kind || (type && is_type(type, "application/json"))) return 0;
@@ -224,7 +224,7 @@ static int refuse_route(struct exchange *ex, const char *path, const char *metho
     else if (!ex->route)
         refuse_url(&ex->error, path, method);
     else
-        return refuse_type(ex);
+        return refuse_body_type(ex);
     ex->answer.allow = allow;
     return exchange_refuse(ex);
 }

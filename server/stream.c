@@ -321,7 +321,7 @@ bool stream_is_due(struct exchange *ex, int64_t now_ns) {
     return stream->ping;
 }
 
-static int open_stream(struct stream *stream, struct exchange *owner) {
+static int open_event_stream(struct stream *stream, struct exchange *owner) {
     stream->owner = owner;
     stream->left = oai_choice_count(&owner->facts);
     stream->choices = mem_try_alloc((size_t)stream->left, sizeof *stream->choices);
@@ -342,7 +342,7 @@ static int open_stream(struct stream *stream, struct exchange *owner) {
 void stream_write(struct buf *out, struct exchange *owner) {
     struct stream stream = {0};
     CHECK(has_finished(owner));
-    if (open_stream(&stream, owner)) stream.events.out.failed = true;
+    if (open_event_stream(&stream, owner)) stream.events.out.failed = true;
     for (;;) {
         buf_inherit(out, &stream.events.out);
         buf_add(out, stream.events.out.data, stream.events.out.size);
@@ -435,7 +435,7 @@ int stream_queue(struct exchange *ex) {
     if (!response) return MHD_NO;
     exchange_queued(ex);
     stream->last_output_ns = clock_ns();
-    int rc = open_stream(stream, stream->owner ? stream->owner : ex);
+    int rc = open_event_stream(stream, stream->owner ? stream->owner : ex);
     const char *type = stream_form(stream)->stream_type;
     MHD_add_response_header(response, "Content-Type",
                             type ? type : "text/event-stream; charset=utf-8");

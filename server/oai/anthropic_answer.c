@@ -94,7 +94,7 @@ static void write_answer(struct buf *out, const struct oai_answer *answer) {
 /* --- streams --- */
 
 /* Begins an event and ends with the comma before its own members. */
-static void begin_event(struct oai_events *events, const char *type) {
+static void begin_message_event(struct oai_events *events, const char *type) {
     buf_fmt(&events->out, "event: %s\ndata: {\"type\":\"%s\",", type, type);
     events->sequence++;
 }
@@ -104,7 +104,7 @@ static void end_event(struct oai_events *events) {
 }
 
 static void begin_block_event(struct oai_events *events, const char *type) {
-    begin_event(events, type);
+    begin_message_event(events, type);
     buf_fmt(&events->out, "\"index\":%d", events->items.count - 1);
 }
 
@@ -155,7 +155,7 @@ static void open_stream(struct oai_events *events) {
 
 static void announce(struct oai_events *events) {
     if (events->sequence) return;
-    begin_event(events, "message_start");
+    begin_message_event(events, "message_start");
     buf_str(&events->out, "\"message\":");
     begin_message(&events->out, events->answer);
     buf_str(&events->out, "],\"stop_reason\":null,\"stop_sequence\":null,");
@@ -178,7 +178,7 @@ static void begin_choice(struct oai_events *events, int index, struct oai_offset
 static void finish_choice(struct oai_events *events, const struct oai_delta *rest, bool called) {
     (void)rest;
     oai_items_end(&events->items);
-    begin_event(events, "message_delta");
+    begin_message_event(events, "message_delta");
     buf_str(&events->out, "\"delta\":{");
     write_stop(&events->out, events->answer, called);
     buf_str(&events->out, "},");

@@ -132,7 +132,8 @@ struct oai_kind {
     const struct oai_alias
         *aliases;  /* ended by a name of NULL; may be NULL. The first alias that fits is used */
     bool has_tags; /* a model's name may end with ":latest", as Ollama's do */
-    bool untyped;  /* the body may have no type, or that of `curl -d`: see refuse_type in http.c */
+    bool untyped; /* the body may have no type, or that of `curl -d`: see refuse_body_type in http.c
+                   */
     oai_error_fn *error; /* NULL: in OpenAI's form */
 };
 

@@ -304,7 +304,8 @@ static void open_stream(struct oai_events *events) {
     buf_str(&events->head, "data: {\"index\":");
 }
 
-static void begin_event(struct oai_events *events, int index, const char *text, size_t size) {
+static void begin_native_event(struct oai_events *events, int index, const char *text,
+                               size_t size) {
     buf_add(&events->out, events->head.data, events->head.size);
     buf_fmt(&events->out, "%d,\"content\":", index);
     json_write_str(&events->out, text, size);
@@ -312,7 +313,7 @@ static void begin_event(struct oai_events *events, int index, const char *text, 
 }
 
 static void write_progress(struct oai_events *events) {
-    begin_event(events, 0, "", 0);
+    begin_native_event(events, 0, "", 0);
     buf_str(&events->out, "[],");
     buf_add(&events->out, events->note.data, events->note.size);
     buf_str(&events->out, "}\n\n");
@@ -321,7 +322,7 @@ static void write_progress(struct oai_events *events) {
 static void write_delta(struct oai_events *events, const struct oai_delta *delta) {
     const struct oai_answer *answer = events->answer;
     struct buf *out = &events->out;
-    begin_event(events, delta->index, delta->text, delta->size);
+    begin_native_event(events, delta->index, delta->text, delta->size);
     oai_render_ids(out, oai_choice_of(answer, delta->index), delta->ids_begin, delta->ids_end);
     buf_fmt(out, ",\"tokens_predicted\":%" PRIu32 ",\"tokens_evaluated\":%" PRId32, delta->ids_end,
             oai_job_of(answer, delta->index)->request.prompt_count);

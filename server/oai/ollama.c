@@ -363,9 +363,10 @@ static int parse_nothing(struct oai_reader *r) {
     return 0;
 }
 
+/* The members that the rows of all of Ollama's routes share, and those of routes that generate. */
+#define OLLAMA_ROW .error = oai_ollama_error, .has_tags = true, .untyped = true
 #define GENERATE_ROW                                                                               \
-    .groups = OAI_FIELDS_ANY | OAI_FIELDS_GENERATION, .aliases = aliases,                          \
-    .error = oai_ollama_error, .has_tags = true, .untyped = true
+    OLLAMA_ROW, .groups = OAI_FIELDS_ANY | OAI_FIELDS_GENERATION, .aliases = aliases
 
 static const struct oai_kind load_chat = {
     .path = "/api/chat",
@@ -465,9 +466,7 @@ const struct oai_kind oai_ollama_embed = {
     .fields = embed_fields,
     .parse = parse_embed,
     .form = &oai_ollama_vectors_form,
-    .error = oai_ollama_error,
-    .has_tags = true,
-    .untyped = true,
+    OLLAMA_ROW,
 };
 
 static const struct oai_field embeddings_fields[] = {
@@ -484,9 +483,7 @@ const struct oai_kind oai_ollama_embeddings = {
     .fields = embeddings_fields,
     .parse = parse_embeddings,
     .form = &oai_ollama_vector_form,
-    .error = oai_ollama_error,
-    .has_tags = true,
-    .untyped = true,
+    OLLAMA_ROW,
 };
 
 static const struct oai_field show_fields[] = {
@@ -507,7 +504,5 @@ const struct oai_kind oai_ollama_show_kind = {
     .fields = show_fields,
     .parse = parse_show,
     .answer = oai_ollama_show,
-    .error = oai_ollama_error,
-    .has_tags = true,
-    .untyped = true,
+    OLLAMA_ROW,
 };

@@ -304,7 +304,7 @@ static bool keep(const struct oai_answer *answer, const struct oai_error *error,
 
 /* Begins an event and ends with the comma before its own members. Returns false if the client has
  * the event: it counts, and nothing of it is written. */
-static bool begin_event(struct oai_events *events, const char *type) {
+static bool begin_response_event(struct oai_events *events, const char *type) {
     if (events->sequence < events->from) {
         events->sequence++;
         return false;
@@ -320,17 +320,17 @@ static void end_event(struct oai_events *events) {
 
 static void write_state(struct oai_events *events, const char *type, enum status status,
                         const struct oai_error *error) {
-    if (!begin_event(events, type)) return;
+    if (!begin_response_event(events, type)) return;
     buf_str(&events->out, "\"response\":");
     write_response(&events->out, events->answer, status, error);
     end_event(events);
 }
 
 /* Writes "output_index" and, for a part of an item, "item_id" and "content_index". Returns false as
- * begin_event does. */
+ * begin_response_event does. */
 static bool begin_item_event(struct oai_events *events, const char *type, bool part) {
     const struct oai_items *items = &events->items;
-    if (!begin_event(events, type)) return false;
+    if (!begin_response_event(events, type)) return false;
     buf_fmt(&events->out, "\"output_index\":%d", items->count - 1);
     if (!part) return true;
     buf_str(&events->out, ",\"item_id\":");
@@ -438,7 +438,7 @@ static void announce(struct oai_events *events) {
 /* Writes progress in the form of llama.cpp's server. */
 static void write_progress(struct oai_events *events) {
     announce(events);
-    if (!begin_event(events, "response.in_progress")) return;
+    if (!begin_response_event(events, "response.in_progress")) return;
     buf_str(&events->out, "\"response\":");
     write_response(&events->out, events->answer, IN_PROGRESS, NULL);
     buf_char(&events->out, ',');

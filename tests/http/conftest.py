@@ -199,6 +199,16 @@ def start():
         assert daemon.stop() == 0, "".join(daemon.errors)
 
 
+@pytest.fixture(scope="module")
+def caller():
+    """A daemon for calls of tools and for thoughts: the fake turns the bytes 1 and 2 of its answer into the tags."""
+    if not FAKE:
+        pytest.skip("needs the fake engine's answers")
+    daemon = Daemon(env={"KEEPD_FAKE_TOOLS": "hermes", "KEEPD_FAKE_THINK": "1"})
+    yield daemon
+    assert daemon.stop() == 0
+
+
 @pytest.fixture
 def fake():
     if not FAKE:

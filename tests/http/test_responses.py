@@ -13,17 +13,6 @@ TOOLS = [{"type": "function", "name": "get_weather", "description": "The weather
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 
 
-@pytest.fixture(scope="module")
-def caller():
-    """Calls of tools and thoughts: the fake turns the bytes 1 and 2 of its answer into the tags."""
-    from conftest import FAKE, Daemon
-    if not FAKE:
-        pytest.skip("needs the fake engine's answers")
-    daemon = Daemon(env={"KEEPD_FAKE_TOOLS": "hermes", "KEEPD_FAKE_THINK": "1"})
-    yield daemon
-    assert daemon.stop() == 0
-
-
 def body(text="hello", **fields):
     return {"model": MODEL, "input": text, "temperature": 0, "max_output_tokens": 400, **fields}
 

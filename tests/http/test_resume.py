@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import requests
-from conftest import FAKE, Daemon, read_all, read_until, request_bytes
+from conftest import read_all, read_until, request_bytes
 from test_background import LONG, ended, status
 from test_responses import CALL, PATH, TOOLS, body
 
@@ -14,16 +14,6 @@ COMMENT = b": keepd\n\n"
 SCORES = {"include": ["message.output_text.logprobs"], "top_logprobs": 20}
 LAST = {"completed": "response.completed", "incomplete": "response.incomplete", "failed": "response.failed",
         "cancelled": "response.failed"}
-
-
-@pytest.fixture(scope="module")
-def caller():
-    """The fake turns the bytes 1 and 2 of its answer into the tags of thoughts."""
-    if not FAKE:
-        pytest.skip("needs the fake engine's answers")
-    daemon = Daemon(env={"KEEPD_FAKE_TOOLS": "hermes", "KEEPD_FAKE_THINK": "1"})
-    yield daemon
-    assert daemon.stop() == 0
 
 
 @pytest.fixture
@@ -187,10 +177,8 @@ def test_beyond_what_exists(patient):
     assert late == whole[13:] and beyond == []
 
 
-def test_many_events_are_left_out_in_turns(start):
+def test_many_events_are_left_out_in_turns(start, fake):
     """More tokens than one turn of the loop renders."""
-    if not FAKE:
-        pytest.skip("needs the fake engine's answers")
     daemon = start("--max-model-len", "8192", env={"KEEPD_FAKE_STEP_US": "500"})
     got, path = leave(daemon, 3, "0123456789" * 250, max_output_tokens=2600)
     daemon.wait("some of it", lambda: (daemon.kv()["running"] or [{}])[0].get("completion_tokens", 0) > 1500)
@@ -390,23 +378,14 @@ def test_delete_ends_it(patient):
     assert patient.get(path, params={"stream": "true"}).status_code == 404
 
 
-def test_shutting_down_waits_for_it(slow):
-    daemon = slow(step_us=5000)
-    _, path = leave(daemon, 3, "a story")
+@pytest.mark.parametrize("seconds,text,state", [("30", "a story", "completed"), ("0", LONG, "failed")], ids=["waits for it", "gives it up"])
+def test_shutting_down(slow, seconds, text, state):
+    daemon = slow("--drain-seconds", seconds, step_us=5000)
+    _, path = leave(daemon, 3, text)
     with follow(daemon, path) as reading:
         reading.first(3)
         daemon.process.terminate()
-        check_whole(reading.all(), "completed")
-    assert daemon.process.wait(timeout=60) == 0
-
-
-def test_shutting_down_gives_it_up(slow):
-    daemon = slow("--drain-seconds", "0", step_us=5000)
-    _, path = leave(daemon, 3, LONG)
-    with follow(daemon, path) as reading:
-        reading.first(3)
-        daemon.process.terminate()
-        check_whole(reading.all(), "failed")
+        check_whole(reading.all(), state)
     assert daemon.process.wait(timeout=60) == 0
 
 
