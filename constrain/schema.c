@@ -322,12 +322,13 @@ static uint32_t typed_node(struct schema *s, const struct conjunction *c, unsign
     if (types & SCHEMA_STRING)
         node_list_add(pool, form == SCHEMA_JSON ? schema_string(s, c)
                                                 : schema_tag_text(s, schema_content(s, c)));
+    /* unless values nest, the elements and members of a value are JSON in any case */
+    const enum schema_form inner = schema_nests(s) ? form : SCHEMA_JSON;
     const unsigned outer = s->types;
-    if (schema_nests(s))
-        s->types = CONSTRAIN_TYPES_ALL;
-    else
-        s->form = SCHEMA_JSON; /* the elements and members of a value are JSON in any case */
+    if (inner != SCHEMA_JSON) s->types = CONSTRAIN_TYPES_ALL;
+    s->form = inner;
     if (types & SCHEMA_ARRAY) node_list_add(pool, schema_array(s, c));
+    s->form = inner; /* some arrays change it */
     if (types & SCHEMA_OBJECT) node_list_add(pool, schema_object(s, c, form));
     s->form = form;
     s->types = outer;

@@ -33,8 +33,7 @@ enum schema_form {
     SCHEMA_TAGGED,
     /* A string as its characters, which must not contain the tag's end and must not look like a
      * value of another allowed type (server/oai/tool_tags.h); or a value of another type, as JSON.
-     */
-    /* If values nest, arrays and objects are tags, too. Those that are empty, arrays with contains
+     * If values nest, arrays and objects are tags, too. Those that are empty, arrays with contains
      * or uniqueItems, and objects whose schema gives no names, or names that no tag can have, are
      * JSON. Where any type is read, a string that looks like another value has quotes if it cannot
      * be written in another way. */

@@ -61,9 +61,7 @@ static struct conjunction rest_element(struct schema *s, const struct conjunctio
 
 /* Returns an element that satisfies the conjunction. */
 static uint32_t element_node(struct schema *s, struct conjunction all) {
-    const unsigned types = s->types;
     uint32_t node = schema_node(s, all);
-    s->types = types;
     return schema_nests(s) ? schema_tag(s, s->tags->item, s->tags->value, node) : node;
 }
 

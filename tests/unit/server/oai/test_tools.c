@@ -520,7 +520,8 @@ Test(oai_tools, promised_tags_nest) {
         "\"maxItems\":2},\"a\":{},\"d\":{\"type\":\"object\",\"additionalProperties\":{\"type\":"
         "\"string\"}},\"i\":{\"type\":\"object\",\"properties\":{\"item\":{\"type\":\"string\"}}},"
         "\"q\":{\"type\":\"array\",\"items\":{\"enum\":[\"1\",\"b\"]}},"
-        "\"u\":{\"type\":\"array\",\"items\":{\"type\":\"boolean\"},\"uniqueItems\":true}}}}}]}";
+        "\"u\":{\"type\":\"array\",\"items\":{\"type\":\"boolean\"},\"uniqueItems\":true},"
+        "\"w\":{\"items\":{\"type\":\"boolean\"},\"uniqueItems\":true}}}}}]}";
     static const struct {
         const char *tags, *arguments; /* NULL: not allowed */
     } cases[] = {
@@ -537,6 +538,8 @@ Test(oai_tools, promised_tags_nest) {
         {IN("q", IN("item", "\"1\"") IN("item", "b")), "{\"q\": [\"1\", \"b\"]}"},
         {IN("u", "[true, false]"), "{\"u\": [true, false]}"},
         {IN("u", "[true, true]"), NULL},
+        {IN("w", "[true, false]"), "{\"w\": [true, false]}"},
+        {IN("w", "{\"k\": 1}"), "{\"w\": {\"k\": 1}}"},
         {IN("o", "{}"), NULL},
         {IN("o", "{\"s\": \"x\"}"), NULL},
         {IN("d", "{\"k\": 1}"), NULL},
