@@ -86,6 +86,13 @@ struct constrain_notation {
     const char *words[3]; /* null, false, true */
 };
 
+/* Returns whether the names of members have no quotes, in the outermost object or in inner ones.
+ * `notation`: NULL is JSON. */
+static inline bool constrain_plain_names(const struct constrain_notation *notation,
+                                         bool outermost) {
+    return notation != NULL && (outermost || notation->mark != NULL);
+}
+
 /* A part and all that it points to are borrowed: they stay valid until constrain_open returns,
  * which keeps no pointer to them. */
 struct constrain_part {

@@ -227,12 +227,8 @@ static uint32_t string_node(struct json_nodes *nodes, const char *string) {
 
 /* ---- Names ---- */
 
-static bool has_plain_names(const struct json_nodes *nodes, bool outermost) {
-    return nodes->notation != NULL && (outermost || nodes->notation->mark != NULL);
-}
-
 /* Returns whether a name may stand without quotes (server/oai/tool_literal.c). */
-static bool is_plain_name(const char *name) {
+static bool is_unquoted_name(const char *name) {
     size_t size = strlen(name);
     for (size_t i = 0; i < size; i++)
         if ((unsigned char)name[i] <= 0x20 || strchr("=:,(){}[]<>\"'\\\x7F\xC0", name[i]))
@@ -256,19 +252,19 @@ static uint32_t plain_names(struct node_pool *pool) {
 
 uint32_t json_name(struct json_nodes *nodes, const char *name, bool outermost) {
     struct node_pool *pool = nodes->pool;
-    if (!has_plain_names(nodes, outermost)) return string_node(nodes, name);
-    if (is_plain_name(name)) return text_node(pool, name);
+    if (!constrain_plain_names(nodes->notation, outermost)) return string_node(nodes, name);
+    if (is_unquoted_name(name)) return text_node(pool, name);
     return nodes->notation->mark != NULL ? string_node(nodes, name) : NODE_NONE;
 }
 
 uint32_t json_names(struct json_nodes *nodes, uint32_t content, bool outermost) {
-    if (!has_plain_names(nodes, outermost))
+    if (!constrain_plain_names(nodes->notation, outermost))
         return content == nodes->any_text ? nodes->string : json_string(nodes, content);
     return node_live(nodes->pool, node_and2(nodes->pool, content, plain_names(nodes->pool)));
 }
 
 /* Returns null, false or true as they are written. */
-static const char *word_of(const struct json_nodes *nodes, int index) {
+static const char *notation_word(const struct json_nodes *nodes, int index) {
     static const char *const words[] = {"null", "false", "true"};
     return nodes->notation != NULL ? nodes->notation->words[index] : words[index];
 }
@@ -293,9 +289,9 @@ uint32_t json_literal(struct json_nodes *nodes, const cJSON *value) {
     if (cJSON_IsObject(value)) return json_braces(nodes, literal_children(nodes, value), false);
     if (cJSON_IsArray(value)) return json_brackets(nodes, literal_children(nodes, value), false);
     if (cJSON_IsBool(value) || cJSON_IsNull(value))
-        return text_node(nodes->pool, word_of(nodes, cJSON_IsNull(value)   ? 0
-                                                     : cJSON_IsTrue(value) ? 2
-                                                                           : 1));
+        return text_node(nodes->pool, notation_word(nodes, cJSON_IsNull(value)   ? 0
+                                                           : cJSON_IsTrue(value) ? 2
+                                                                                 : 1));
     struct buf text;
     buf_open(&text, 1 << 20);
     json_write_node(&text, value);
@@ -414,9 +410,9 @@ void json_nodes_open(struct json_nodes *nodes, struct node_pool *pool, bool one_
         notation != NULL
             ? json_string(nodes, nodes->any_text)
             : node_seq3(pool, quotes, node_repeat(pool, nodes->character, 0, NODE_ENDLESS), quotes);
-    nodes->boolean =
-        node_alt2(pool, text_node(pool, word_of(nodes, 2)), text_node(pool, word_of(nodes, 1)));
-    nodes->null = text_node(pool, word_of(nodes, 0));
+    nodes->boolean = node_alt2(pool, text_node(pool, notation_word(nodes, 2)),
+                               text_node(pool, notation_word(nodes, 1)));
+    nodes->null = text_node(pool, notation_word(nodes, 0));
     nodes->integer = make_integer(nodes);
     nodes->number = make_number(nodes);
     make_values(nodes);

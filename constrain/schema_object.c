@@ -271,7 +271,7 @@ static uint32_t tag_node(struct object *o, const char *name, unsigned matched) {
 }
 
 /* Builds a member between a name and its value. */
-static uint32_t join(struct object *o, uint32_t name, uint32_t value) {
+static uint32_t join_member(struct object *o, uint32_t name, uint32_t value) {
     return o->form == SCHEMA_ARGUMENTS ? json_argument(o->s->nodes, name, value)
                                        : json_member(o->s->nodes, name, value);
 }
@@ -282,7 +282,7 @@ static uint32_t member_node(struct object *o, const char *name, unsigned matched
     if (written == NODE_NONE && s->pool->rc == 0)
         return schema_refuse(s, ERR_UNSUPPORTED, NULL, NULL,
                              "the name '%.64s' cannot be written in the model's notation", name);
-    return join(o, written, value_node(o, name, matched, NULL));
+    return join_member(o, written, value_node(o, name, matched, NULL));
 }
 
 static void build_names(struct object *o) {
@@ -334,7 +334,7 @@ static void build_others(struct object *o) {
          matched++) {
         uint32_t value = value_node(o, NULL, matched, NULL);
         if (value == NODE_NONE) continue;
-        node_list_add(s->pool, join(o, key_node(o, matched), value));
+        node_list_add(s->pool, join_member(o, key_node(o, matched), value));
     }
     o->others = node_list_alt(s->pool, list);
 }

@@ -706,8 +706,8 @@ static struct tool_piece next_in_tags(struct tool_reader *r, const char *text, s
 
 /* Returns arguments in another notation as the JSON that they mean. What is incomplete at the end
  * of the text is left out. */
-static struct tool_piece next_in_literal(struct tool_reader *r, const char *text, size_t end,
-                                         bool last) {
+static struct tool_piece next_in_notation(struct tool_reader *r, const char *text, size_t end,
+                                          bool last) {
     struct tool_piece piece;
     switch (tool_literal_next(&r->literal, text, &r->at, end, &piece)) {
     case TOOL_LITERAL_PIECE:
@@ -740,7 +740,7 @@ static struct tool_piece next_piece(struct tool_reader *r, const char *text, siz
     case TOOL_IN_TAGS:
         return next_in_tags(r, text, end, last);
     case TOOL_IN_LITERAL:
-        return next_in_literal(r, text, end, last);
+        return next_in_notation(r, text, end, last);
     case TOOL_IN_BARE:
         r->phase = TOOL_IN_MEMBERS;
         return tool_piece(TOOL_BARE, r->at, r->at);

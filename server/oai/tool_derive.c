@@ -147,7 +147,7 @@ static bool find_json(struct found_call *call) {
     return false;
 }
 
-static bool begins_with(struct slice s, const char *word) {
+static bool slice_begins(struct slice s, const char *word) {
     return s.size >= strlen(word) && memcmp(s.text, word, strlen(word)) == 0;
 }
 
@@ -162,7 +162,7 @@ static bool keep_typed(struct tool_derived *out, struct slice text, struct slice
     tags->gap = tags->value = tags->line = "";
     for (size_t i = 0; i < sizeof says / sizeof *says; i++) {
         const char *const *words = says[i];
-        if (!begins_with(text, words[3]) || !begins_with(number, words[2])) continue;
+        if (!slice_begins(text, words[3]) || !slice_begins(number, words[2])) continue;
         struct slice rest = slice_from(text, strlen(words[3]));
         if (!slice_is(rest, slice_from(number, strlen(words[2])))) continue;
         for (int k = 0; k < CONSTRAIN_TYPE_COUNT; k++) {

@@ -35,7 +35,7 @@ static bool set_content(cJSON *message, struct buf *text) {
 /* --- messages --- */
 
 /* Writes a text that may hold U+0000 (base/json.h). */
-static void write_text(struct buf *out, const char *string) {
+static void write_raw_text(struct buf *out, const char *string) {
     size_t size = strlen(string);
     char *text = mem_try_alloc(size + 1, 1);
     if (text) json_text(string, text, &size);
@@ -51,12 +51,12 @@ static void write_string(struct buf *out, const struct constrain_notation *notat
         return;
     }
     buf_str(out, notation->mark);
-    write_text(out, string);
+    write_raw_text(out, string);
     buf_str(out, notation->mark);
 }
 
-static void write_value(struct buf *out, const struct constrain_notation *notation,
-                        const cJSON *value);
+static void write_notation_value(struct buf *out, const struct constrain_notation *notation,
+                                 const cJSON *value);
 
 /* Writes the members of an object or the elements of an array. `assign`: what stands behind names;
  * `plain`: they have no quotes. */
@@ -66,16 +66,16 @@ static void write_children(struct buf *out, const struct constrain_notation *not
     cJSON_ArrayForEach(child, value) {
         if (child != value->child) buf_fmt(out, ",%s", notation->space);
         if (child->string && plain)
-            write_text(out, child->string);
+            write_raw_text(out, child->string);
         else if (child->string)
             write_string(out, notation, child->string);
         if (child->string) buf_str(out, assign);
-        write_value(out, notation, child);
+        write_notation_value(out, notation, child);
     }
 }
 
-static void write_value(struct buf *out, const struct constrain_notation *notation,
-                        const cJSON *value) {
+static void write_notation_value(struct buf *out, const struct constrain_notation *notation,
+                                 const cJSON *value) {
     const bool object = cJSON_IsObject(value);
     const char colon[] = {':', notation->space[0], '\0'};
     if (cJSON_IsString(value)) {
@@ -84,7 +84,7 @@ static void write_value(struct buf *out, const struct constrain_notation *notati
         buf_str(out, notation->words[cJSON_IsNull(value) ? 0 : cJSON_IsTrue(value) ? 2 : 1]);
     } else if (object || cJSON_IsArray(value)) {
         buf_char(out, object ? '{' : '[');
-        write_children(out, notation, value, colon, notation->mark != NULL);
+        write_children(out, notation, value, colon, constrain_plain_names(notation, false));
         buf_char(out, object ? '}' : ']');
     } else {
         json_write_node(out, value);
@@ -103,7 +103,7 @@ static void write_arguments(struct buf *out, const struct tool_form *form, const
 }
 
 /* Writes a call. A name in an object is a string of JSON, whose quotes end the texts around it. */
-static void write_call(struct buf *out, const struct tool_form *form, const cJSON *function) {
+static void write_form_call(struct buf *out, const struct tool_form *form, const cJSON *function) {
     const cJSON *name = json_get(function, "name");
     const size_t before = strlen(form->before);
     const bool quoted = before > 0 && form->before[before - 1] == '"' && form->arguments[0] == '"';
@@ -111,7 +111,7 @@ static void write_call(struct buf *out, const struct tool_form *form, const cJSO
     if (quoted)
         json_write_node(out, name);
     else
-        write_text(out, name->valuestring);
+        write_raw_text(out, name->valuestring);
     buf_str(out, form->arguments + quoted);
     write_arguments(out, form, json_get(function, "arguments"));
     buf_str(out, form->after);
@@ -137,7 +137,7 @@ static bool write_calls(cJSON *message, const struct tool_form *form) {
     if (calls->child) buf_str(&text, form->open);
     cJSON_ArrayForEach(call, calls) {
         if (section ? call != calls->child : text.size > 0) buf_str(&text, form->between);
-        write_call(&text, form, json_get(call, "function"));
+        write_form_call(&text, form, json_get(call, "function"));
     }
     if (calls->child) buf_str(&text, form->close);
     cJSON_Delete(calls);

@@ -54,7 +54,7 @@ static enum match match_own_closing(const struct tool_tags *t, struct cursor *c)
 }
 
 /* Matches the beginning of a tag, which may also be that of its end. */
-static enum match match_opening(const struct tool_tags *t, struct cursor *c) {
+static enum match match_opening_tag(const struct tool_tags *t, struct cursor *c) {
     const struct constrain_tags *tags = t->form->tags;
     const struct cursor begin = *c;
     struct cursor close = *c;
@@ -99,7 +99,7 @@ static struct tool_piece next_between(struct tool_tags *t, const char *text, siz
                                       bool last) {
     for (; *at < end; ++*at) {
         struct cursor parameter = {text, *at, end}, call = parameter;
-        enum match opens = match_opening(t, &parameter);
+        enum match opens = match_opening_tag(t, &parameter);
         enum match closes = t->depth == 0 ? match_end(t->form, &call, &t->closed)
                                           : match_closing(t, &call, t->outer[t->depth - 1].begin,
                                                           t->outer[t->depth - 1].end);
@@ -347,7 +347,7 @@ static enum match match_raw(const struct tool_tags *t, struct cursor *c) {
 /* Matches the first tag in a value that is an array or an object, up to its name. */
 static enum match match_nested(const struct tool_tags *t, struct cursor *c) {
     if (t->form->tags->item == NULL || t->depth == TOOL_TAGS_DEPTH) return MATCH_NO;
-    enum match match = match_opening(t, c);
+    enum match match = match_opening_tag(t, c);
     struct cursor name = *c;
     return match == MATCH_YES ? match_name(t, &name) : match;
 }

@@ -115,8 +115,8 @@ static const char body[] =
 
 /* Reads a text that comes in pieces of `step` bytes; writes each call as a line: its name, a blank
  * and its arguments. */
-static void read_pieces(const struct tool_set *tools, const char *text, size_t step,
-                        struct buf *out) {
+static void read_in_steps(const struct tool_set *tools, const char *text, size_t step,
+                          struct buf *out) {
     struct tool_reader reader = {.tools = tools};
     const size_t size = strlen(text);
     buf_clear(out);
@@ -167,10 +167,10 @@ static bool is_round_trip(const char *name, const struct chat *chat,
     struct chat_input input = {.context = c.request.context};
     bool rendered = chat_render(chat, &input, &arena, &text, &fault) == 0;
     const char *answer = rendered ? strstr(text.text, "zqquestion") : NULL;
-    if (answer) read_pieces(&c.request.tools, answer, SIZE_MAX / 2, &whole);
+    if (answer) read_in_steps(&c.request.tools, answer, SIZE_MAX / 2, &whole);
     bool same = answer != NULL;
     for (size_t step = 1; answer && step < 40; step += 6) {
-        read_pieces(&c.request.tools, answer, step, &cut);
+        read_in_steps(&c.request.tools, answer, step, &cut);
         same = same && strcmp(cut.data, whole.data) == 0;
     }
     char *second = answer ? strchr(whole.data, '\n') : NULL;

@@ -801,7 +801,7 @@ Test(oai_tools, forms_are_found_in_what_templates_render) {
 }
 
 /* Where the template shows no calls, they are written into the text, as the form is read. */
-static void check_hidden(const struct tool_form *form, const char *expected) {
+static void check_hidden_calls(const struct tool_form *form, const char *expected) {
     static const char body[] =
         "{\"messages\":[" USER
         ",{\"role\":\"assistant\",\"content\":\"So.\",\"tool_calls\":[{\"id\":"
@@ -834,17 +834,18 @@ static void check_hidden(const struct tool_form *form, const char *expected) {
 }
 
 Test(oai_tools, calls_that_a_template_hides_are_written_into_the_text) {
-    check_hidden(
+    check_hidden_calls(
         &tool_forms[TOOL_FORMAT_LFM2],
         "So.<|tool_call_start|>[f(s=\"a'\\\"\\n\", l=[True, None, 1.5, {\"x y\": {}}]), f()]"
         "<|tool_call_end|>");
-    check_hidden(
+    check_hidden_calls(
         &tool_forms[TOOL_FORMAT_GEMMA4],
         "So.<|tool_call>call:f{s:<|\"|>a'\"\n<|\"|>,l:[true,null,1.5,{x y:{}}]}<tool_call|>"
         "<|tool_call>call:f{}<tool_call|>");
-    check_hidden(&tool_forms[TOOL_FORMAT_GRANITE],
-                 "So.<|tool_call|>[{\"name\": \"f\", \"arguments\": {\"s\":\"a'\\\"\\n\",\"l\":"
-                 "[true,null,1.5,{\"x y\":{}}]}}, {\"name\": \"f\", \"arguments\": {}}]");
+    check_hidden_calls(
+        &tool_forms[TOOL_FORMAT_GRANITE],
+        "So.<|tool_call|>[{\"name\": \"f\", \"arguments\": {\"s\":\"a'\\\"\\n\",\"l\":"
+        "[true,null,1.5,{\"x y\":{}}]}}, {\"name\": \"f\", \"arguments\": {}}]");
 }
 
 Test(oai_tools, templates_that_hide_calls_are_found) {
