@@ -87,7 +87,7 @@ int oai_check_tools(const cJSON *tools, struct oai_error *error) {
 
 /* --- answers that are searched --- */
 
-#define FORM_TEXTS (14 + CONSTRAIN_TYPE_COUNT)
+#define FORM_TEXTS (17 + CONSTRAIN_TYPE_COUNT)
 
 /* Lists the texts that a form may write besides names and arguments; "" if it has no such text. */
 static void list_texts(const struct tool_form *form, const char *out[FORM_TEXTS]) {
@@ -95,10 +95,11 @@ static void list_texts(const struct tool_form *form, const char *out[FORM_TEXTS]
     const struct constrain_tags *tags = form->tags ? form->tags : &none;
     const char *mark = form->notation ? form->notation->mark : NULL;
     const char *const texts[FORM_TEXTS] = {
-        form->open,     form->before,   form->arguments, form->after,    form->between,
-        form->close,    tags->open,     tags->named,     tags->gap,      tags->value,
-        tags->line,     tags->close,    tags->after,     mark,           tags->typed[0],
-        tags->typed[1], tags->typed[2], tags->typed[3],  tags->typed[4], tags->typed[5]};
+        form->open,     form->before,   form->arguments, form->after,        form->between,
+        form->close,    tags->open,     tags->named,     tags->gap,          tags->value,
+        tags->line,     tags->close,    tags->after,     tags->behind_close, tags->raw[0],
+        tags->raw[1],   mark,           tags->typed[0],  tags->typed[1],     tags->typed[2],
+        tags->typed[3], tags->typed[4], tags->typed[5]};
     for (int i = 0; i < FORM_TEXTS; i++) out[i] = texts[i] ? texts[i] : "";
 }
 
