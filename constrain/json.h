@@ -47,8 +47,8 @@ uint32_t json_string(struct json_nodes *nodes, uint32_t content); /* with the qu
 uint32_t json_literal(struct json_nodes *nodes, const cJSON *value);
 void json_add_quoted(struct buf *out,
                      const char *string); /* appends the text that json_name describes */
-/* Returns the one form of the name of a member, with the quotes. `outermost`: in the outermost
- * object of a notation. NODE_NONE: it cannot be written. */
+/* Returns the one form of the name of a member, with quotes if it has any. `outermost`: in the
+ * outermost object of a notation. NODE_NONE: it cannot be written. */
 uint32_t json_name(struct json_nodes *nodes, const char *name, bool outermost);
 /* Returns the names of members whose characters are of `content`. */
 uint32_t json_names(struct json_nodes *nodes, uint32_t content, bool outermost);

@@ -84,7 +84,9 @@ void background_end(struct exchange *ex) {
 
 void background_release(struct exchange *ex) {
     const bool streamed = ex->stream.owner == ex;
-    if (streamed && !ex->connection && ex->jobs_finished == ex->job_count) quota_leave(ex);
+    if (!streamed || ex->connection || ex->jobs_finished != ex->job_count) return;
+    quota_leave(ex);
+    exchange_rendered(ex);
 }
 
 /* --- followers --- */
@@ -120,6 +122,7 @@ void background_unfollow(struct exchange *ex) {
     struct exchange **at = &owner->followers;
     while (*at != ex) at = &(*at)->next_follower;
     *at = ex->next_follower;
+    exchange_rendered(owner);
     exchange_unref(owner);
 }
 

@@ -130,10 +130,20 @@ static void leave_engine(struct exchange *ex) {
     models_leave(ex);
 }
 
+/* Returns whether the engine has ended its work for the exchange, and a stream of its own is
+ * rendered, or has no client any longer. */
+static bool own_is_rendered(const struct exchange *ex) {
+    const bool streams = ex->stream.owner == ex;
+    if (ex->state == EXCHANGE_SENDING) return !streams || ex->stream.ended;
+    return ex->state == EXCHANGE_OVER && streams;
+}
+
 void exchange_rendered(struct exchange *ex) {
-    const bool left = ex->stream.owner && !ex->stream.ended;
-    if (ex->state != EXCHANGE_SENDING || left || ex->move) return;
-    if (!ex->request.background) leave_engine(ex); /* others may read an answer in the background */
+    struct exchange *owner = ex->stream.owner ? ex->stream.owner : ex;
+    if (!own_is_rendered(owner) || owner->move) return;
+    for (const struct exchange *each = owner->followers; each; each = each->next_follower)
+        if (!each->stream.ended) return;
+    leave_engine(owner);
 }
 
 void exchange_unref(struct exchange *ex) {

@@ -222,7 +222,8 @@ void exchange_set_state(struct exchange *exchange, enum exchange_state state);
 void exchange_ready(struct exchange *exchange);  /* `answer` is complete */
 void exchange_queued(struct exchange *exchange); /* libmicrohttpd has the answer, or its reader */
 /* Lets go of the model where neither the engine nor what renders the answer needs it any longer,
- * however slowly the client reads what is rendered. Otherwise nothing happens. */
+ * however slowly its clients read what is rendered. Otherwise nothing happens. The model of a
+ * stream is its owner's. */
 void exchange_rendered(struct exchange *exchange);
 void exchange_gone(struct exchange *exchange); /* the client left, or took too long */
 static inline bool exchange_is_gone(const struct exchange *exchange) {
@@ -271,8 +272,8 @@ void background_answer(struct exchange *exchange); /* says "queued" */
  * answer; one of a stream may leave earlier. */
 bool background_stays(const struct exchange *exchange, bool answered);
 void background_end(struct exchange *exchange); /* after its jobs have finished */
-/* Gives back the place among its key's requests, if its jobs have finished and its client is gone;
- * the exchange lives on while others read. */
+/* Gives back the place among its key's requests, if its jobs have finished and its client is gone,
+ * and the model, if its followers have all events; the exchange lives on while they read. */
 void background_release(struct exchange *exchange);
 /* Makes an exchange follow a streamed response, from the event with this number on, or refuses it.
  */
@@ -314,7 +315,7 @@ int stream_queue(struct exchange *exchange); /* 200 and the reader; enum MHD_Res
 bool stream_is_due(struct exchange *exchange, int64_t now_ns);
 /* Appends all events of an exchange whose jobs have finished. */
 void stream_write(struct buf *out, struct exchange *owner);
-/* Renders what is left of a stream that the engine has ended, for a model that others wait for. */
+/* Renders what is left of a stream whose jobs have finished, for a model that others wait for. */
 void stream_hurry(struct exchange *exchange);
 void stream_close(struct stream *stream);
 

@@ -303,9 +303,10 @@ static bool can_fit(const struct server *server, const struct served_model *mode
 /* Has the streams rendered that the engine of a model which leaves has ended, because their clients
  * may read slowly. */
 static void hurry_streams(struct server *server, const struct served_model *model) {
-    for (struct conn *conn = server->conns; conn && model->users; conn = conn->next)
-        if (conn->exchange && conn->exchange->holds && conn->exchange->model == model)
-            stream_hurry(conn->exchange);
+    for (struct conn *conn = server->conns; conn && model->users; conn = conn->next) {
+        const struct exchange *owner = conn->exchange ? conn->exchange->stream.owner : NULL;
+        if (owner && owner->holds && owner->model == model) stream_hurry(conn->exchange);
+    }
 }
 
 /* Takes the next step towards loading `next`. */

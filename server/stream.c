@@ -411,13 +411,14 @@ static ssize_t read_event_stream(void *cls, uint64_t position, char *to, size_t 
 }
 
 /* A longer rest, or one for which the answers of others leave no memory, is rendered as its client
- * reads, which it must do at the rate of answers that wait in memory. */
+ * reads, which it must do at the rate of answers that wait in memory. A stream that still leaves
+ * events out does so without its client, in turns. */
 void stream_hurry(struct exchange *ex) {
     struct stream *stream = &ex->stream;
     const struct buf *out = &stream->events.out;
     const size_t most = out->size + OUT_BYTES_REST;
-    if (ex->state != EXCHANGE_SENDING || stream->owner != ex || stream->ended || stream->hurried ||
-        ex->request.background)
+    if (ex->state != EXCHANGE_SENDING || !has_finished(stream->owner) || stream->ended ||
+        stream->hurried || stream->events.sequence < stream->events.from)
         return;
     if (ledger_hold(&ex->server->ledger, &ex->entry, OUT_BYTES_REST) != LEDGER_HELD) return;
     stream->hurried = true;

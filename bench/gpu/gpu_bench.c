@@ -2,8 +2,9 @@
  * and for rows that a goal is about their key. Random numbers everywhere: nothing here depends on
  * values.
  *
- *     gpu_bench SHAPE PART MIB      the device's memory, of which the longest caches take what a
- * model leaves gpu_bench SHAPE PART small    sizes for a dry run under the emulator
+ *     gpu_bench SHAPE PART MIB      MIB: the device's memory; the longest caches take what a model
+ *                                   leaves of it
+ *     gpu_bench SHAPE PART small    sizes for a dry run under the emulator
  *
  * Without a part that it knows it lists the shapes and the parts. */
 #include <math.h>

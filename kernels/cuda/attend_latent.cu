@@ -39,12 +39,12 @@ struct latent_args {
 };
 
 /* Bytes from one row of queries in shared memory to the next, free of conflicts for ldmatrix. */
-static __host__ __device__ __forceinline__ int query_bytes(int row_bytes) {
+static __host__ __device__ __forceinline__ int query_row_bytes(int row_bytes) {
     return row_bytes + 16;
 }
 
 static __host__ __device__ __forceinline__ int latent_shared(int row_bytes, int stages) {
-    return stages * STAGE_KEYS * row_bytes + BLOCK_ROWS * query_bytes(row_bytes) +
+    return stages * STAGE_KEYS * row_bytes + BLOCK_ROWS * query_row_bytes(row_bytes) +
            BLOCK_ROWS * SCORES_ROW * (int)sizeof(float) + STAGES * (int)sizeof(uint64_t);
 }
 
@@ -127,7 +127,7 @@ static __device__ void load_block_queries(const struct attend_args &a,
         if (index < s.count * a.group && at < dim)
             pair = *(const float2 *)(a.queries + (s.row + index / a.group) * a.stride +
                                      (a.query + index % a.group) * dim + at);
-        *(uint32_t *)(to + row * query_bytes(a.pages.row_bytes) + 2 * at) =
+        *(uint32_t *)(to + row * query_row_bytes(a.pages.row_bytes) + 2 * at) =
             ptx_pack_bf16(pair.x, pair.y);
     }
 }
@@ -186,7 +186,8 @@ static __device__ void score_keys(const struct attend_args &a, const struct late
                                   const char *queries, const char *stage, int key, int entry,
                                   int end, float *scores, int lane) {
     const struct latent_key mine = key_of_stage(a.pages, stage, key + (lane & 7) + 8 * (lane >> 4));
-    const char *q = queries + ((lane & 7) + 8 * (lane >> 3 & 1)) * query_bytes(a.pages.row_bytes);
+    const char *q =
+        queries + ((lane & 7) + 8 * (lane >> 3 & 1)) * query_row_bytes(a.pages.row_bytes);
     float s[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
     for (int k = 0; k < a.pages.row_bytes / 32 && entry < end; k++) {
         uint32_t row[4], b[4];
@@ -313,7 +314,7 @@ static __global__ void __launch_bounds__(THREADS, 1) k_attend_latent(const struc
     const int lane = threadIdx.x % 32, tile = threadIdx.x / 32 / PARTS,
               part = threadIdx.x / 32 % PARTS, stage_bytes = STAGE_KEYS * a.pages.row_bytes;
     char *queries = shared + l.stages * stage_bytes;
-    float *scores = (float *)(queries + BLOCK_ROWS * query_bytes(a.pages.row_bytes));
+    float *scores = (float *)(queries + BLOCK_ROWS * query_row_bytes(a.pages.row_bytes));
     uint64_t *barriers = (uint64_t *)(scores + BLOCK_ROWS * SCORES_ROW);
     if (threadIdx.x == 0) fetch_open(barriers, l.stages, THREADS);
     __syncthreads();
@@ -325,7 +326,7 @@ static __global__ void __launch_bounds__(THREADS, 1) k_attend_latent(const struc
     for (int i = 0; i < l.stages; i++) fetch_stage(l, reach, i, shared, barriers);
     load_block_queries(a, place, queries);
     const struct latent_rows r = latent_rows_of(l, place, reach, tile, lane);
-    queries += tile * TILE_ROWS * query_bytes(a.pages.row_bytes);
+    queries += tile * TILE_ROWS * query_row_bytes(a.pages.row_bytes);
     scores += tile * TILE_ROWS * SCORES_ROW;
     struct fold f[2];
     for (int i = 0; i < 2; i++)

@@ -28,7 +28,7 @@ static struct page_shape latent_page(int row_bytes) {
     return shape;
 }
 
-static struct page_shape page_shape_of(const struct kern_cache_options *o) {
+static struct page_shape device_page_shape(const struct kern_cache_options *o) {
     const int row_bytes = (int)row_code_bytes(o->dtype, o->head_dim);
     if (o->latent) return latent_page(row_bytes);
     int slots = page_slots_of(row_bytes);
@@ -37,7 +37,7 @@ static struct page_shape page_shape_of(const struct kern_cache_options *o) {
 }
 
 void op_cache_info(const struct kern_cache_options *options, struct kern_cache_info *info) {
-    const struct page_shape shape = page_shape_of(options);
+    const struct page_shape shape = device_page_shape(options);
     info->page_slots = info->page_slots_least = shape.slots;
     info->member_slots = 0;
     info->state_slots = STATE_NUMBERS;
@@ -45,7 +45,7 @@ void op_cache_info(const struct kern_cache_options *options, struct kern_cache_i
     info->page_bytes = shape.bytes + (int64_t)shape.slots * 16 + 8;
 }
 
-static int check_latent(const struct kern_cache_options *o, struct fault *fault) {
+static int check_latent_rows(const struct kern_cache_options *o, struct fault *fault) {
     if (o->dtype != KERN_BF16)
         return fault_set(fault, ERR_UNSUPPORTED, "kv_dtype",
                          "the CUDA cache holds latent vectors in bf16; f32 and fp8 are for the "
@@ -63,7 +63,7 @@ static int check_latent(const struct kern_cache_options *o, struct fault *fault)
     return 0;
 }
 
-static int check_heads(const struct kern_cache_options *o, struct fault *fault) {
+static int check_head_rows(const struct kern_cache_options *o, struct fault *fault) {
     if (o->head_dim != 64 && o->head_dim != 128 && o->head_dim != 256)
         return fault_set(fault, ERR_UNSUPPORTED, "head_dim",
                          "the CUDA backend serves head sizes 64, 128 and 256; this model has %d",
@@ -85,7 +85,7 @@ static int check_options(const struct kern_cache_options *o, struct fault *fault
     if (o->layers < 1 || o->heads_kv < 1 || o->heads_q < 1 || o->heads_q % o->heads_kv != 0)
         return fault_set(fault, ERR_INVALID, "cache", "%d query heads on %d KV heads", o->heads_q,
                          o->heads_kv);
-    int rc = o->latent ? check_latent(o, fault) : check_heads(o, fault);
+    int rc = o->latent ? check_latent_rows(o, fault) : check_head_rows(o, fault);
     if (rc) return rc;
     if (o->slots < 1 || o->max_positions < 1 || o->max_positions > 1 << 30)
         return fault_set(fault, ERR_INVALID, "cache", "slots and max_positions must be positive");
@@ -120,7 +120,7 @@ static void set_shape(struct cuda *cuda, const struct kern_cache_options *model)
     p->head_first = cuda->shard.first;
     p->head_dim = o->head_dim;
     p->streams = o->layers * o->heads_kv;
-    const struct page_shape shape = page_shape_of(o);
+    const struct page_shape shape = device_page_shape(o);
     p->row_bytes = shape.row_bytes;
     p->page_slots = shape.slots;
     p->page_bytes = shape.bytes;

@@ -51,7 +51,7 @@ static __global__ void k_head_products(const struct heads_args a) {
         a.y[(first + lane) * a.y_row + head * a.y_head + out] = value;
 }
 
-static void multiply_heads(struct cuda *cuda, const struct heads_args &args) {
+static void launch_head_products(struct cuda *cuda, const struct heads_args &args) {
     LAUNCH_OVERLAPPED(cuda->device, k_head_products,
                       dim3(blocks_for(args.rows, MATRIX_ROWS),
                            blocks_for((int64_t)args.heads * args.outputs, WARPS)),
@@ -107,9 +107,9 @@ void op_latent_in(struct kern *kern, float *qkv, const float *q, const float *en
                                          latent->eps};
     LAUNCH_OVERLAPPED(cuda->device, k_latent_rows, (unsigned)rows, THREADS, WARPS * sizeof(float),
                       row);
-    multiply_heads(cuda, {latent->up_k[0]->head, q, qkv, (int64_t)latent->heads * query, query,
-                          (int64_t)(latent->heads + 1) * key, key, rows, latent->heads,
-                          latent->rank, latent->still});
+    launch_head_products(cuda, {latent->up_k[0]->head, q, qkv, (int64_t)latent->heads * query,
+                                query, (int64_t)(latent->heads + 1) * key, key, rows, latent->heads,
+                                latent->rank, latent->still});
 }
 
 void op_latent_out(struct kern *kern, float *y, const float *x, const struct kern_latent *latent,
@@ -117,7 +117,7 @@ void op_latent_out(struct kern *kern, float *y, const float *x, const struct ker
     struct cuda *cuda = cuda_of(kern);
     CHECK(latent->up_v[0]->head);
     if (rows == 0) return;
-    multiply_heads(cuda, {latent->up_v[0]->head, x, y, (int64_t)latent->heads * latent->rank,
-                          latent->rank, (int64_t)latent->heads * latent->dim_v, latent->dim_v, rows,
-                          latent->heads, latent->dim_v, latent->rank});
+    launch_head_products(cuda, {latent->up_v[0]->head, x, y, (int64_t)latent->heads * latent->rank,
+                                latent->rank, (int64_t)latent->heads * latent->dim_v, latent->dim_v,
+                                rows, latent->heads, latent->dim_v, latent->rank});
 }

@@ -11,7 +11,8 @@ from langchain_ollama import ChatOllama, OllamaEmbeddings
 
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 CHAT = [{"role": role, "content": text} for role, text in zip(("user", "assistant", "user"), GARAGE)]
-PERSON = {"type": "object", "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 99}}, "required": ["age"]}
+PERSON = {"type": "object", "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 99}}, "required": ["age"],
+          "additionalProperties": False}  # others may have no end
 
 
 def get_weather(city: str) -> str:

@@ -588,7 +588,7 @@ enum { LATENT_HEADS = 3, RANK = 72, STILL = 40, TURNED = 8, VALUES = 20 };
 
 /* The products of some heads, of each head or of the last ones alone, as one of several ranks has
  * them. */
-static void check_latent(enum kern_dtype dtype, bool neighbours, int first) {
+static void check_latent_products(enum kern_dtype dtype, bool neighbours, int first) {
     enum { QUERY = STILL + TURNED, KEY = RANK + TURNED, HEADS = LATENT_HEADS };
     const int heads = HEADS - first;
     float *q = fresh((size_t)(ROWS * heads * QUERY), 1), *entries = fresh(ROWS * KEY, 2);
@@ -646,5 +646,5 @@ static void check_latent(enum kern_dtype dtype, bool neighbours, int first) {
 
 Test(emu_rows, latent_products) {
     static const enum kern_dtype dtypes[] = {KERN_BF16, KERN_F16, KERN_F32};
-    for (int i = 0; i < 3; i++) check_latent(dtypes[i], i != 1, i == 2);
+    for (int i = 0; i < 3; i++) check_latent_products(dtypes[i], i != 1, i == 2);
 }

@@ -1,5 +1,5 @@
-/* JSON schemas of clients. The first byte chooses the walk, and whether only objects are
- * wanted, and these as tags, and whether they are closed. */
+/* JSON schemas of clients. The first byte chooses the walk, whether only objects are wanted, how
+ * they are written, and whether they are closed. */
 #include "base/json.h"
 #include "fuzz_constrain.h"
 
@@ -24,6 +24,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         .line = "",
         .close = "</arg_value>",
         .after = "\n"};
+    static const struct constrain_tags nested = {.open = "]<",
+                                                 .named = ">",
+                                                 .gap = "",
+                                                 .value = "",
+                                                 .line = "",
+                                                 .close = "]</",
+                                                 .after = "",
+                                                 .behind_close = ">",
+                                                 .item = "item",
+                                                 .raw = {"<[", "]>"}};
     static const struct constrain_notation notations[] = {
         {.brackets = "()", .assign = "=", .space = " ", .words = {"None", "False", "True"}},
         {.brackets = "{}",
@@ -39,6 +49,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
                                        .schema = tree,
                                        .only_objects = data[0] & 19,
                                        .tags = !(data[0] & 2) ? NULL
+                                               : data[0] & 16 ? &nested
                                                : data[0] & 4  ? &typed
                                                               : &lines,
                                        .notation = data[0] & 2    ? NULL

@@ -137,6 +137,17 @@ def named_events(answer):
     return data
 
 
+def unchunked(answer):
+    """The body of an answer in chunks, which is complete."""
+    rest, out = answer.split(b"\r\n\r\n", 1)[1], b""
+    while rest:
+        size, rest = rest.split(b"\r\n", 1)
+        if not int(size, 16):
+            return out
+        out, rest = out + rest[:int(size, 16)], rest[int(size, 16) + 2:]
+    raise AssertionError("the stream broke off")
+
+
 def chat_body(text="hello", **fields):
     return {"model": MODEL, "messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 16,
             **fields}
@@ -147,6 +158,15 @@ def request_bytes(path, body, *headers, method="POST"):
     head = [f"{method} {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json",
             f"Content-Length: {len(data)}", *headers]
     return "\r\n".join(head).encode() + b"\r\n\r\n" + data
+
+
+def narrow_socket(daemon):
+    """A connection that takes little before it is read."""
+    sock = socket.socket()
+    sock.settimeout(60)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.connect(("127.0.0.1", daemon.port))
+    return sock
 
 
 def read_until(sock, mark):

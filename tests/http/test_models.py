@@ -5,7 +5,6 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -13,7 +12,8 @@ import time
 import pytest
 import requests
 
-from conftest import BINARY, FAKE, ROOT, Daemon, read_all, request_bytes
+from conftest import BINARY, FAKE, ROOT, Daemon, narrow_socket, read_all, read_until, request_bytes, unchunked
+from test_resume import split
 
 pytestmark = pytest.mark.skipif(not FAKE, reason="skip: the models are the fake's")
 
@@ -200,10 +200,7 @@ def test_a_client_that_reads_slowly_holds_no_model(many, stream):
     daemon = many("--models-memory", "150M", "--model-residence", "0", timeouts="stall=600000")
     count = 2000 if stream else 8000  # more bytes than lie in sockets
     body = {"model": "a", "prompt": "x", "max_tokens": count, "ignore_eos": True, "logprobs": 20, "stream": stream}
-    with socket.socket() as slow:
-        slow.settimeout(60)
-        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        slow.connect(("127.0.0.1", daemon.port))
+    with narrow_socket(daemon) as slow:
         slow.sendall(request_bytes("/v1/completions", body, "Connection: close"))
         daemon.wait("the tokens", lambda: daemon.model_metric("vllm:generation_tokens_total", "a") == count)
         assert daemon.ask("b").json()["model"] == "b"
@@ -213,6 +210,29 @@ def test_a_client_that_reads_slowly_holds_no_model(many, stream):
     answer = re.sub(rb"\r\n[0-9a-f]+\r\n(?!\r\n)", b"", answer)  # a chunk may begin in the middle of a word
     assert answer.count(b'"text_offset"') == (2000 if stream else 1)
     assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n" if stream else b"}")
+
+
+@pytest.mark.parametrize("stays", [True, False], ids=["its client stays", "its client leaves"])
+def test_slow_readers_of_a_response_in_the_background_hold_no_model(many, stays):
+    daemon = many("--models-memory", "150M", "--model-residence", "0", timeouts="stall=600000", STEP_US=1000)
+    body = {"model": "a", "input": "x" * 250, "max_output_tokens": 300, "background": True, "stream": True,
+            "include": ["message.output_text.logprobs"], "top_logprobs": 20}
+    with narrow_socket(daemon) as client, narrow_socket(daemon) as reader, narrow_socket(daemon) as late:
+        client.sendall(request_bytes("/v1/responses", body, "Connection: close"))
+        begun = {client: read_until(client, b"\n\n")}
+        path = "/v1/responses/resp_" + begun[client].split(b'"id":"resp_')[1].split(b'"')[0].decode()
+        for sock, after in ((reader, ""), (late, "&starting_after=99")):
+            sock.sendall(f"GET {path}?stream=true{after} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+            begun[sock] = read_until(sock, b"\r\n\r\n")
+        if not stays:
+            client.close()
+        daemon.wait("its end", lambda: any("outcome=stored" in line for line in daemon.errors))
+        assert daemon.ask("b").json()["model"] == "b"
+        assert daemon.states() == {"a": "unloaded", "b": "loaded", "c": "unloaded"}
+        whole = split(daemon.get(path, params={"stream": "true"}).content)
+        assert len(b"".join(whole)) > 1_000_000, "more than lies in sockets"
+        read = {sock: split(unchunked(begun[sock] + read_all(sock))) for sock in begun if stays or sock is not client}
+    assert read.pop(late) == whole[100:] and all(found == whole for found in read.values())
 
 
 def test_each_model_gets_its_turn(many):

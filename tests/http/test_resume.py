@@ -1,12 +1,11 @@
 """Streams of responses in the background: they go on without their client, and GET ?stream=true reads them from any
 event on, byte for byte. (The fake answers with the last user message, a token for each byte.)"""
 import json
-import socket
 import threading
 
 import pytest
 import requests
-from conftest import read_all, read_until, request_bytes
+from conftest import narrow_socket, read_all, read_until, request_bytes, unchunked
 from test_background import LONG, ended, status
 from test_responses import CALL, PATH, TOOLS, body
 
@@ -203,23 +202,6 @@ def test_readers_at_once(patient):
     assert read(patient, path_of(whole)) == whole
     for n, found in streams.items():
         assert found == whole[n + 1:]
-
-
-def narrow_socket(daemon):
-    sock = socket.socket()
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    sock.connect(("127.0.0.1", daemon.port))
-    return sock
-
-
-def unchunked(data):
-    rest, out = data.split(b"\r\n\r\n", 1)[1], b""
-    while rest:
-        size, rest = rest.split(b"\r\n", 1)
-        if not int(size, 16):
-            return out
-        out, rest = out + rest[:int(size, 16)], rest[int(size, 16) + 2:]
-    raise AssertionError("the stream broke off")
 
 
 def test_slow_readers(slow):

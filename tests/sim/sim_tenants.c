@@ -199,7 +199,7 @@ static void end(struct world *w) {
         for (int i = 0; i < clients[c].tenant.jobs; i++)
             atomic_store(&clients[c].jobs[i].cancel, 1);
     while (!sched_idle(&w->sched)) CHECK(!world_step(w));
-    world_check(w); /* with the steps since the last check of the cache */
+    world_check(w); /* the last steps have not been checked yet */
     for (int c = 0; c < client_count; c++)
         for (int i = 0; i < clients[c].tenant.jobs; i++) engine_job_close(&clients[c].jobs[i]);
 }

@@ -692,10 +692,10 @@ Test(oai_tools, free_text_holds_no_mark_of_its_form) {
     for (int i = 0; i < TOOL_FORMATS; i++) {
         struct tool_mark marks[TOOL_MARKS_MAX];
         if (tool_forms[i].shape != TOOL_SHAPE_NAMED) continue;
-        int count = tool_form_opens(&tool_forms[i], marks);
-        cr_assert(count > 0);
+        int count = tool_form_opens(&tool_forms[i], marks), strong = 0;
         for (int k = 0; k < count; k++) {
-            if (!tool_mark_is_strong(&marks[k])) continue; /* begins no call alone */
+            if (!tool_mark_is_strong(&marks[k])) continue; /* a weak mark begins no call */
+            strong++;
             char text[128];
             snprintf(text, sizeof text, "So: %.*sf_g", (int)marks[k].size, marks[k].text);
             struct buf found;
@@ -706,6 +706,7 @@ Test(oai_tools, free_text_holds_no_mark_of_its_form) {
             check_unbound(&tool_forms[i], found.data, true);
             buf_close(&found);
         }
+        cr_expect(strong > 0, "%s", tool_forms[i].name);
     }
 }
 
