@@ -189,7 +189,7 @@ bench: ## measure this machine: bandwidth, prompt and generation rates
 	@tools/build release
 	@"$$(tools/venv)/bin/python" bench/speed/speed.py $(ARGS)
 
-quality: ## measure the answers of a bounded cache on synthetic tasks: docs/QUALITY.md
+quality: ## measure the answers of a bounded cache on synthetic tasks: bench/results/nano
 	@tools/install-deps test
 	@$(MAKE) --no-print-directory build
 	@"$$(tools/venv)/bin/python" bench/quality/quality.py $(ARGS)

@@ -28,7 +28,7 @@
  *         one of the mean retention over the horizon (with `parity`, of the published sum).
  *         global keeps the last 16 tokens, which the paper does not: an eviction in the middle of a
  *         sentence otherwise takes entries that the next tokens need, before the gates' soft decay
- *         of training would have (docs/QUALITY.md, ablations). trimkv does not gain by it.
+ *         of training would have (bench/results/nano/QUALITY.md, ablations). trimkv does not gain by it.
  * gkv     arXiv 2512.00504. Code: the budget includes the window (the paper's b does not); window
  *         16 and lambda 0.5 are the scripts' and the paper's, not the class's defaults. Attention
  *         is divided by its largest also with `history` none (code: only with a history).

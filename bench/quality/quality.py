@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Quality through HTTP: what does a bounded cache cost, on our synthetic tasks?
 
-    quality.py                       the table, 50 rounds of dialogues; writes docs/QUALITY.md
+    quality.py                       the table, 50 rounds of dialogues; writes bench/results/nano/QUALITY.md
     quality.py --minutes 25          the same, ended by the clock: fewer rounds, still balanced
     quality.py --thorough            200 rounds
     quality.py --cells 'trace/1024/*/0.25' --dialogues 120
@@ -32,7 +32,7 @@ import time
 from lab import anatomy, client, packed, plan, report, runner, store, tasks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-TEMPLATE = ROOT / "docs" / "QUALITY.template.md"
+TEMPLATE = ROOT / "bench/quality/nano.template.md"
 ROUNDS, THOROUGH = 50, 200
 SMOKE_LENGTH = 256
 
@@ -56,7 +56,7 @@ def arguments():
     ap.add_argument("--binary", default=str(ROOT / "build" / "keepd"))
     ap.add_argument("--model", default=str(ROOT / "bundled/keepd-nano"))
     ap.add_argument("--workers", type=int, default=16, help="dialogues at once (16)")
-    ap.add_argument("--out", type=pathlib.Path, default=ROOT / "docs")
+    ap.add_argument("--out", type=pathlib.Path, default=ROOT / "bench/results/nano")
     ap.add_argument("--store", type=pathlib.Path, default=ROOT / "build" / "quality")
     ap.add_argument("--smoke", action="store_true", help="one short dialogue per kind of cell: does everything work?")
     a = ap.parse_intermixed_args()      # options may stand between `gates` and its files

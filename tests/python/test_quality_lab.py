@@ -223,7 +223,7 @@ def test_documents_are_written_whole(tmp_path):
     results = report.Results(filled(tmp_path / "store", RIGHT), 1024, METHODS)
     (tmp_path / "QUALITY.notes.md").write_text("<!-- weights and gates: 0123456789ab -->\nabout other weights\n")
     cells = plan.table(1024, METHODS)
-    report.write(results, facts(), cells, ROOT / "docs" / "QUALITY.template.md", tmp_path)
+    report.write(results, facts(), cells, quality.TEMPLATE, tmp_path)
     page = (tmp_path / "QUALITY.md").read_text()
     assert "| rkv | 50.0 [50.0, 50.0] |" in page and "unknown policy 'ems'" in page
     assert "about other weights" not in page, "notes belong to the weights they name"
@@ -262,7 +262,7 @@ def test_documents_of_a_run_with_holes(tmp_path):
     cell = plan.Cell("memory", 1024, "rkv", 1 / 16)
     s.add(f"{cell.name}/0", {"method": "rkv", "dialogue": 0, "refused": "kv.budget is 3, must be at least 8"})
     results = report.Results(s, 1024, METHODS)
-    report.write(results, facts(), plan.table(1024, METHODS), ROOT / "docs" / "QUALITY.template.md", tmp_path)
+    report.write(results, facts(), plan.table(1024, METHODS), quality.TEMPLATE, tmp_path)
     page = (tmp_path / "QUALITY.md").read_text()
     assert "must be at least 8" in page and "refused" in page and "not measured" in page
     for name in ("quality", "quality-needle", "quality-density", "quality-allocation"):

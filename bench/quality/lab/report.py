@@ -1,4 +1,4 @@
-"""From stored dialogues to tables, goals, docs/QUALITY.md and docs/quality.json."""
+"""From stored dialogues to tables, goals, QUALITY.md and quality.json of bench/results/nano."""
 import json
 import string
 
