@@ -14,8 +14,8 @@ os.environ.update(KEEPD_FIT="never", KEEPD_GATES_CACHE="")  # no test depends on
 class Daemon:
     """One running keepd; extra arguments are its flags."""
 
-    def __init__(self, *flags):
-        binary = os.path.abspath(os.environ.get("KEEPD_BIN", ROOT / "build" / "keepd"))
+    def __init__(self, *flags, binary=None):
+        binary = os.path.abspath(binary or os.environ.get("KEEPD_BIN", ROOT / "build" / "keepd"))
         if not pathlib.Path(binary).exists():
             pytest.skip(f"skip: {binary} is not built")
         self.sanitized = b"__asan_init" in pathlib.Path(binary).read_bytes()
@@ -75,8 +75,8 @@ def fetched_model(name):
 
 
 def starter(started):
-    def start(*flags):
-        started.append(Daemon(*flags))
+    def start(*flags, **options):
+        started.append(Daemon(*flags, **options))
         return started[-1]
 
     return start

@@ -1,6 +1,6 @@
 """Requests drawn at random give the same bits with guessed tokens and without, alone and side by side, on every
-path of the CPU, on two ranks (tests/http/test_cuda.py: on the emulated GPU), and with draft models. KEEPD_DRAFT_REQUESTS:
-how many are drawn for each of them."""
+path of the CPU, on two ranks, on the emulated GPU, and with draft models. KEEPD_DRAFT_REQUESTS: how many are drawn
+for each of them; KEEPD_DRAFT_SEED: another number draws others."""
 import concurrent.futures as futures
 import json
 import math
@@ -22,6 +22,7 @@ from test_fit_families import with_tokenizer
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 COUNT = int(os.environ.get("KEEPD_DRAFT_REQUESTS", "50"))
+SEED = 1000 * int(os.environ.get("KEEPD_DRAFT_SEED", "0"))
 FLAGS = ("--kv-budget", "48", "--kv-buffer", "16", "--kv-chunk", "64", "--max-num-seqs", "12")
 POLICIES = ("full", "global", "streaming", "keydiff", "knorm", "trimkv", "snapkv", "h2o", "rkv", "lagkv")
 NANO = ROOT / "bundled/keepd-nano"
@@ -79,7 +80,7 @@ def vanish(url, body, stop):
 
 
 def compare(d, seed, count, policies=POLICIES):
-    rng = random.Random(seed)
+    rng = random.Random(SEED + seed)
     bodies = [draw(rng, policies) for _ in range(count)]
     without = [ask(d.url, body, "off") for body in bodies]
     assert not any(accepted or rejected for _, accepted, rejected in without)
@@ -112,6 +113,14 @@ def test_on_the_reference_path(daemon):
 
 def test_on_two_ranks(daemon):
     compare(daemon("--tensor-parallel-size", "2", "--threads", "2", *FLAGS), 3, COUNT)
+
+
+@pytest.mark.slow
+def test_on_the_emulated_gpu(daemon):
+    """Prompts of the bundled model take seconds there."""
+    binary = ROOT / "build/dev/tests/emu/keepd-emu"
+    d = daemon("--device", "cuda", "--kv-pool-bytes", "48M", *FLAGS, binary=binary)
+    compare(d, 4, max(COUNT // 16, 3), tuple(p for p in POLICIES if p != "lagkv"))
 
 
 def test_none_are_made_where_they_are_turned_off(daemon):
