@@ -73,8 +73,8 @@ bool config_is_option(const char *name); /* "kv-policy" */
 void config_reload(struct config *config, struct config *fresh,
                    void (*changed)(void *arg, const char *option, bool taken), void *arg);
 
-void config_man(FILE *out, const char *version); /* the table, as keepd.1 */
-void config_help(FILE *out);                     /* the table, for people */
+void config_man(FILE *out, const char *version); /* writes the options as the page keepd.1 */
+void config_help(FILE *out);                     /* writes the options for --help */
 /* Writes a completion script from the table; shell: "bash", "zsh" or "fish". */
 void config_complete(FILE *out, const char *shell);
 void config_print(const struct config *config, FILE *out); /* effective values, for --check-config;

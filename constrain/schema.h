@@ -38,7 +38,7 @@ enum schema_form {
      * JSON. Where any type is read, a string that looks like another value has quotes if it cannot
      * be written in another way. */
     SCHEMA_TEXT,
-    SCHEMA_ARGUMENTS, /* an object as the outermost of a notation (struct constrain_notation) */
+    SCHEMA_ARGUMENTS, /* the outermost object in a notation (struct constrain_notation) */
     SCHEMA_PLAIN,     /* strings as their characters, and nothing else: names of members */
 };
 

@@ -39,7 +39,7 @@ struct hub {
     struct hub_tree tree;
     struct hub_choice choice;
     bool unlisted; /* the cache has a directory, and nothing says which files it needs */
-    char missing[HUB_PATH_MAX]; /* a file that the cache lacks of a directory; "": unknown */
+    char missing[HUB_PATH_MAX]; /* a file of the directory that the cache lacks; "": unknown */
     struct progress progress;
     int64_t done, total; /* bytes of those that had to be fetched */
 };
@@ -249,7 +249,7 @@ static int empty_part(struct part *part, struct fault *fault) {
     return 0;
 }
 
-/* Reads what an earlier attempt has left, for the sum. */
+/* Reads what an earlier attempt has fetched, because the checksum covers the whole file. */
 static int resume_part(struct part *part, struct fault *fault) {
     struct stat info;
     sum_begin(&part->sum, part->file);
@@ -557,7 +557,7 @@ static int open_hub(struct hub *hub, struct fault *fault) {
     hub->has_token = token[0] != '\0';
     if (!rc) rc = hub_http_open(hub_endpoint(), token, &hub->http, fault);
     if (rc) return rc;
-    if (hub->unlisted) { /* the commit that the cache has; the hub may have it no more */
+    if (hub->unlisted) { /* the cached commit, which the hub may have deleted */
         rc = get_hub_tree(hub, fault);
         if (rc != ERR_NOTFOUND) return rc;
         hub_tree_close(&hub->tree);

@@ -87,10 +87,10 @@ struct hub_choice {
     char label[64];
 };
 
-/* Chooses what `name` means and marks the files as wanted: the parts of a GGUF model; of a
- * directory what is small and, without an index, model.safetensors. Where the
- * index of a directory is there, hub_want_shards marks its files. ERR_NOTFOUND: there is no such
- * model; hub_describe says which there are. */
+/* Chooses what `name` means and marks the files as wanted: all parts of a GGUF model, or the small
+ * files of a directory. If the directory has an index, hub_want_shards marks the files of weights
+ * that it names; otherwise model.safetensors is marked here. ERR_NOTFOUND: there is no such model;
+ * hub_describe says which there are. */
 int hub_choose(const struct hub_name *name, struct hub_tree *tree, struct hub_choice *choice,
                struct fault *fault);
 #define HUB_INDEX "model.safetensors.index.json"

@@ -7,7 +7,7 @@
 #include "base/log.h"
 #include "model/path.h"
 
-/* All caches of draft models together may take one of so many parts of the free memory. */
+/* All caches of draft models together may take 1/8 of the free memory. */
 #define MEMORY_PART 8
 
 /* ---- Tokens ---- */

@@ -32,17 +32,17 @@ enum windows {
     WINDOWS_ALL_BY_FLAG /* with use_sliding_window, every layer */
 };
 
-/* Mixtures of experts. */
+/* Which layers have experts. Unless said otherwise, experts have a width of their own
+ * (moe_intermediate_size), and norm_topk_prob says whether the chosen weights sum to 1. */
 enum experts {
     EXPERTS_NONE,
-    EXPERTS_SOME_LAYERS, /* layers of decoder_sparse_step but for mlp_only_layers, of their own
-                            width moe_intermediate_size; norm_topk_prob */
-    EXPERTS_ALL_LAYERS,  /* width intermediate_size; the chosen weights add up to 1 */
-    EXPERTS_ALL_BY_FLAG, /* the same, but norm_topk_prob decides what they add up to */
-    EXPERTS_AFTER_DENSE, /* but for the first ones, of their own width; norm_topk_prob */
-    EXPERTS_ERNIE,       /* the same, every n-th layer up to a last one; they add up to 1 */
-    EXPERTS_BESIDE,      /* with enable_moe_block, every layer, beside its network */
-    EXPERTS_BY_TYPES     /* as "layer_types" says, of their own width; norm_topk_prob */
+    EXPERTS_SOME_LAYERS, /* decoder_sparse_step and mlp_only_layers say which layers have experts */
+    EXPERTS_ALL_LAYERS,  /* every layer, of width intermediate_size; the chosen weights sum to 1 */
+    EXPERTS_ALL_BY_FLAG, /* the same, but norm_topk_prob says whether the weights sum to 1 */
+    EXPERTS_AFTER_DENSE, /* every layer but the first ones */
+    EXPERTS_ERNIE,       /* every n-th layer between a first and a last one; the weights sum to 1 */
+    EXPERTS_BESIDE,      /* every layer beside its own network, if enable_moe_block is set */
+    EXPERTS_BY_TYPES     /* the layers that "layer_types" names */
 };
 
 struct family {

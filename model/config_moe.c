@@ -141,7 +141,8 @@ static int read_shared(const cJSON *root, const struct family *family, struct mo
     return 0;
 }
 
-/* transformers, Gemma4: the network beside experts has the width of one without them. */
+/* Reads the network that every token uses beside the experts. In transformers' Gemma4 it is as wide
+ * as the network of a layer without experts. */
 static int read_beside(struct model_config *out, struct fault *fault) {
     for (int i = 0; i < out->layers; i++)
         if (out->per_layer[i].wide_ff)

@@ -56,7 +56,7 @@ struct lengths {
     const struct tensor_rows *place;
     int64_t first, rows, cols;
     const float *inputs; /* [cols] weights of the squares */
-    float *out;          /* [rows] each is multiplied by its row's squared length */
+    float *out;          /* [rows] factors, which are multiplied by the rows' squared lengths */
     float *room;         /* [threads][cols] */
     struct cpu_tickets tickets;
     _Atomic bool failed;

@@ -267,11 +267,11 @@ extern const size_t layer_slot_count;
 
 bool slot_wanted(const struct slot *slot, const struct model_config *config, int layer);
 bool slot_wanted_outside(const struct slot *slot, const struct model_config *config);
-/* Does a slot of the layer have such a tensor? */
+/* Returns whether a slot of the layer has such a tensor. */
 bool role_wanted(enum role role, const struct model_config *config, int layer);
-/* The heads whose rows stay together over ranks; 0: every row may be cut off. */
+/* Returns the number of heads: the rows of a head are on one rank. 0: rows may be divided anywhere. */
 int slot_groups(const struct slot *slot, const struct model_config *config, int layer);
-/* Added to the numbers of a directory's vector. */
+/* Returns what is added to the numbers of a vector that a directory stores. */
 float slot_offset(const struct slot *slot, const struct model_config *config);
 float slot_scale(const struct slot *slot,
                  const struct model_config *config); /* factor on a vector */

@@ -68,8 +68,8 @@ static int add_rope_factors(const struct translation *t, cJSON *scaling, const c
     return list && cJSON_AddItemToObject(scaling, json, list) ? 0 : translation_no_memory(t);
 }
 
-/* Converters of latent attention write a tenth of "mscale_all_dim", which "mscale" is, too, in all
- * published models. */
+/* Reads the scaling of latent attention. The file has a tenth of "mscale_all_dim", and in all
+ * published models "mscale" equals "mscale_all_dim". */
 static int read_latent_yarn(const struct translation *t, cJSON *scaling) {
     double tenth = 0, attention = 1;
     char key[KEY_MAX];

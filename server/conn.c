@@ -151,9 +151,9 @@ bool conn_all_sent(const struct server *server) {
 
 /* --- deadlines --- */
 
-/* Moves the start of the client's time limit on by a time for each byte that the client has
- * received, but not beyond the present. So a client cannot keep an answer by reading a little of it
- * now and then. */
+/* Prolongs the client's time limit for each byte that the client has received: its start moves
+ * forward, but not beyond the present. So a client that reads slower than this rate loses the
+ * answer. */
 static void note_received(struct conn *conn, int64_t now_ns) {
     const struct exchange *ex = conn->exchange;
     int64_t rate = ex && ex->entry.held > 0 ? HELD_BYTES_PER_MS : READ_BYTES_PER_MS;

@@ -130,8 +130,8 @@ static void leave_engine(struct exchange *ex) {
     models_leave(ex);
 }
 
-/* Returns whether the engine has ended its work for the exchange, and a stream of its own is
- * rendered, or has no client any longer. */
+/* Returns whether the engine has ended its work for the exchange, and the exchange's own stream, if
+ * it has one, is rendered or has lost its client. */
 static bool own_is_rendered(const struct exchange *ex) {
     const bool streams = ex->stream.owner == ex;
     if (ex->state == EXCHANGE_SENDING) return !streams || ex->stream.ended;

@@ -65,8 +65,8 @@ static bool is_type(const char *type, const char *name) {
 }
 
 /* Returns whether a browser sends the request for a page. Browsers add Origin to everything that a
- * page posts (Fetch Standard, 3.2), and no page can leave it out; the others are in case one does
- * not. */
+ * page posts (Fetch Standard, 3.2), and a page cannot prevent it. The other headers are checked in
+ * case a browser does not add it. */
 static bool comes_from_page(struct exchange *ex) {
     static const char *const headers[] = {"Origin", "Referer", "Sec-Fetch-Site", "Sec-Fetch-Mode"};
     for (size_t i = 0; i < sizeof headers / sizeof *headers; i++)

@@ -26,7 +26,7 @@ struct head_bytes {
     uint64_t id;
     uint8_t space[16];
     uint64_t hint;
-    uint32_t saved_unix, ttl; /* ttl: 0 in files from before it, whose time had 64 bits */
+    uint32_t saved_unix, ttl; /* ttl: 0 in older files, whose saved_unix had 64 bits */
     uint8_t weights[SHA256_BYTES];
     uint8_t gates[SHA256_BYTES];
     int32_t dtype, layers, heads_kv, head_dim;

@@ -36,10 +36,11 @@
  * never written to disk.
  *
  * Removal: when places or pages are needed, superseded conversations are removed first, the least
- * recently used one before others. Then goes the one for which the uses of any conversation since
- * its own, times what its client holds, are most: of one client the least recently used one, and of
- * two clients the one that holds more loses first, until what it has was used much later. So a
- * client that fills the table pushes out its own conversations, and those of one that is away do
+ * recently used one before others. Each other conversation has a product: how often conversations
+ * were used since its own last use, times what its client holds. The one with the largest product
+ * is removed. So of one client's conversations the least recently used one is removed first, and of
+ * two clients the one that holds more loses first, unless it used its conversations much later. A
+ * client that fills the table removes its own conversations, and those of a client that is away do
  * not stay for ever. A conversation is superseded while exactly one kept turn continued it: that
  * turn holds all of it, and only a retry or another last turn would ask for it. When two or more
  * turns continued it, it is a history that branches, and is kept like any other. A checkpoint

@@ -431,7 +431,7 @@ static bool record_samples(struct sched *sched, const struct sched_step *step, i
     bool began = false;
     for (int i = step->rounds[round]; i < step->rounds[round + 1]; i++) {
         const struct sched_want *want = &sched->wants[i];
-        if (!is_in_round(want->seq, round)) continue; /* or the job has just failed */
+        if (!is_in_round(want->seq, round)) continue; /* also if the job has just failed */
         if (!is_number(&sched->sampled[i])) {
             fail_job(sched, want->seq->job, ERR_INTERNAL, "the model's logits are not numbers");
             continue;

@@ -133,7 +133,8 @@ struct sched_turns {
     double bound_ns; /* the longest that a step with work of crowding clients may take; 0: any */
     int streams;     /* answers that go on, whether or not they sit out */
     uint64_t number; /* the number of turns of answers so far */
-    uint64_t apart_steps, divided_steps; /* counted: of the first kind, and others without some */
+    uint64_t apart_steps;   /* counts steps for prompts that are read apart */
+    uint64_t divided_steps; /* counts other steps in which some answers sat out */
 };
 
 /* The state of admission (engine/steps/sched_admit.c). */

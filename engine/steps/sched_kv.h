@@ -13,7 +13,7 @@ struct sched_kv {
     int budget_max; /* cap for requests; 0 = none */
     bool has_gates;
     struct kv_trained trained; /* the settings for which the gates were trained */
-    bool unrotated;            /* some layers do not rotate their keys, or by other frequencies */
+    bool unrotated;            /* some layers rotate no keys, or by other frequencies */
     bool latent;               /* keys hold the values */
     bool latent_unread;        /* and the backend has no rules then that read keys */
     bool shifts;               /* requests that do not say otherwise, and can, are shifted */

@@ -58,7 +58,7 @@ struct sequence {
                                      engine/steps/sched_checkpoint.c */
     int border_count;
     uint64_t origin;      /* the conversation it continues; 0 = none */
-    uint64_t origin_file; /* conversation whose file goes if `origin` has left memory */
+    uint64_t origin_file; /* conversation whose file is superseded if `origin` has left memory */
     int32_t *ends;        /* EOS and stop ids, for min_tokens and constraints; owned or NULL */
     int32_t end_count;
     struct tally tally;              /* for penalties; closed without */

@@ -157,8 +157,8 @@ SIMD void factors_load(struct factors *f, const char *at, const char *units, boo
         f->term[i / 2][i % 2] = v16_mul(f->scale[i / 2][i % 2], v16_set(-code_base(form)));
 }
 
-/* Returns eight outputs' numbers of two inputs: the bytes `first` and the next one of two integers
- * in each quarter of `codes`. */
+/* Returns the numbers of eight outputs for two inputs. Each quarter of `codes` has two outputs, as
+ * integers of four bytes; the two inputs are the bytes `first` and first + 1 of each integer. */
 SIMD v16 block_numbers(__m512i codes, const int first, v16 scale, v16 term, const bool folded,
                        const struct cpu_form form) {
     const char a = (char)first, b = (char)(first + 1), c = (char)(first + 4), d = (char)(first + 5);
@@ -487,8 +487,9 @@ struct many {
     char *wide;
 };
 
-/* Computes one depth; `stride`: from a tile of the first panel to that of the second, `a_stride`:
- * from a tile of rows to the next. High precedes low in each sum. */
+/* Adds the products of one depth to two tiles of rows by two panels. `stride`: bytes from a tile of
+ * the first panel to that of the second; `a_stride`: bytes from a tile of rows to the next. Each sum
+ * gets the high part of the weights before the low one. */
 SIMD void two_by_two(const char *a, size_t a_stride, const char *b, size_t stride, const int high,
                      const int panels, const int parts) {
     _tile_loadd(6, b, 64);

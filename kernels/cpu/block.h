@@ -188,7 +188,7 @@ static inline size_t cpu_block_units_at(const struct kern_weight *w) {
 struct cpu_x_block {
     float scale;       /* in int8 the unit, in every block of a leaf */
     float back;        /* int8: 1.5 2^23 times the power of two, as above */
-    struct {           /* a block's or, where halves have scales of their own, each half's */
+    struct {           /* of the block, or of each half where halves have scales of their own */
         float sum;     /* int16: scale times the sum of codes; int8: the power of two times it */
         int32_t start; /* minus the form's offset times the sum of codes, in int8 added to the bits
                           of `back` */

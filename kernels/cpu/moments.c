@@ -134,8 +134,9 @@ static bool read_row(const struct kern_matrix *m, int64_t r, float *out) {
     return true;
 }
 
-/* Rounds a block of one row. x: the numbers; wanted: with the errors of earlier blocks; factors: of
- * the block's first column, from the place of that column on. */
+/* Rounds a block of one row. x: the numbers; wanted: the numbers with the errors of earlier blocks
+ * added; factors: [KERN_BLOCK][MOMENTS_WINDOW] of the block's columns, from the place of the block's
+ * first column on. */
 static void round_block(const float *x, const float *wanted, const float *factors, float *errors,
                         struct block *to) {
     float w[KERN_BLOCK];

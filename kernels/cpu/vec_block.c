@@ -685,8 +685,9 @@ SIMD void add_block(v16 (*to)[PANELS_MOST], const struct leaf_data *in, int64_t 
     scale_block(to, sum, in, b, from, second, rows, panels);
 }
 
-/* Adds the rest of each row for the group that begins with block b. Each row's rest belongs to
- * another quad of the group. The weights are still in the first-level cache. */
+/* Adds the product of the weights and each row's rest (struct cpu_x_block) for the group that begins
+ * with block b. The quad of the rest differs between rows. The weights are still in the first-level
+ * cache. */
 SIMD void add_rests(v16 (*to)[PANELS_MOST], const struct leaf_data *in, int64_t b,
                     struct inputs from, const struct form f, const int rows, const int panels) {
     const int vectors = vectors_of(f);

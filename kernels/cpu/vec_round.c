@@ -122,8 +122,9 @@ SIMD void locate_rest(struct cpu_x_block *rest, uint32_t at) {
 _Static_assert(GROUP == 4 && CPU_QUADS == 8, "vectors of four blocks and of four quads of each");
 
 /* Numbers of a group's quads lie in two vectors, one for the first halves of the blocks and one for
- * the second: element GROUP q + i is of quad q of that half of block i. A group of fewer blocks is
- * one with zeros. `whole`: is_whole; there are two versions of each function. */
+ * the second: element GROUP q + i belongs to quad q of that half of block i. Missing blocks of a
+ * group are zeros. `whole` is the result of is_whole for the group, and a constant in each of the two
+ * versions that the compiler makes of these functions. */
 
 /* Loads the halves of a group's blocks. */
 SIMD void load_group(const struct rounding *row, const struct group *g, __m512 *low, __m512 *high,
@@ -404,8 +405,9 @@ __attribute__((noinline)) static void write_codes(const float *x, float by, int8
         sums[0] += (uint32_t)code[k], sums[1] += (uint32_t)code[HALF + k];
 }
 
-/* Divides the codes of the group's quad, x times `by`, between its block, at `low`, and the rest.
- * Returns the sum of the rest's codes. `finite`: the numbers of the block are. */
+/* Computes the codes of a group's largest quad, x times `by`. Their low bits become codes of the
+ * block, at `low`, and their high bits codes of the rest, at `high`. Returns the sum of the rest's
+ * codes. `finite`: the numbers of the block are finite. */
 static int32_t divide_quad(const float *x, float by, bool finite, int8_t *low, int8_t *high) {
     int32_t parts = 0;
     for (int k = 0; k < 4; k++) {

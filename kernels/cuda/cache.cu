@@ -327,8 +327,8 @@ int op_cache_open(struct kern *kern, const struct kern_cache_options *options,
 
 /* ---- A step ---- */
 
-/* Pages [from, to) of a row hold what the step writes: of a stream the partly filled page, if any;
- * all pages if attention is added up, and of a state. */
+/* The step writes into pages [from, to) of a row, which must be private. Of a stream these are the
+ * partly filled page, or all pages if attention is added up; of a state they are all pages. */
 struct written {
     int from, to;
 };

@@ -102,7 +102,7 @@ static double seconds() {
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-/* Tests of the emulator have no time for the whole of it. */
+/* Returns the time limit of a join. Tests on the emulator set a shorter one. */
 static double join_seconds() {
 #ifdef KEEPD_EMU
     const char *seconds = getenv("KEEPD_EMU_JOIN_SECONDS");

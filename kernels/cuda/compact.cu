@@ -318,7 +318,7 @@ static __global__ void __launch_bounds__(MOVE_THREADS, MOVE_BLOCKS)
     }
 }
 
-/* Block (state). */
+/* Ends the eviction of a stream: drops its emptied pages. Grid: a block of threads for each state. */
 static __global__ void k_close(const struct evict_args a) {
     const struct pages &p = a.streams.pages;
     if (pages_failed(p)) return;

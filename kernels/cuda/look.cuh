@@ -51,7 +51,7 @@ static __device__ void work_begin(struct work &w, const struct look_args &a, int
     w.width = of_logits(w.look) ? 1 : a.group;
 }
 
-/* The parts of a look for a state, `index` of its streams. */
+/* Returns the number of a state among those of its sequence; `index`: its number among all. */
 static __device__ __forceinline__ int look_state(const struct look_args &a, int index) {
     return index - a.streams.subjects[a.streams.states[index].subject].state_first;
 }

@@ -61,7 +61,7 @@ static struct packed_row row_at(const struct kern_weight *w, const struct kern_m
     return {NULL, 1};
 }
 
-/* Room for what readers make of PACKED_OUTPUTS rows: blocks of each of them. */
+/* Returns the most blocks in which a reader stores a row. */
 static size_t made_blocks(const struct kern_weight *w, const struct kern_matrix *parts) {
     size_t most = 1;
     for (int i = 0; i < w->parts; i++)

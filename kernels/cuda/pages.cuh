@@ -221,7 +221,8 @@ static __device__ __forceinline__ void pages_copy(const struct pages &p, int32_t
     }
 }
 
-/* Address of dims 8 piece.. of a row: 16 bytes of bf16, 8 of e4m3 or of codes. */
+/* Returns the address of the eight numbers of a row that begin with number 8 * piece: 16 bytes of
+ * bf16, or 8 bytes of e4m3 or of codes. */
 static __device__ __forceinline__ char *pages_piece(const struct pages &p, int32_t page, int side,
                                                     int row, int piece) {
     bool narrow = p.row_bytes == p.head_dim;

@@ -541,7 +541,8 @@ int rooms_reserve(struct cuda *cuda) {
     return matmul_reserve(cuda, o->rows_max);
 }
 
-/* The room allocated by matmul_reserve; a rank without one fails for all. */
+/* Returns the memory that matmul_reserve allocated. If a rank has none, the device is lost on all
+ * ranks. */
 float *partial_take(struct cuda *cuda, size_t floats) {
     float *mem = static_cast<float *>(room_take(cuda, &cuda->partial, floats * sizeof *mem));
     if (!mem) device_lose(cuda->device);

@@ -276,7 +276,8 @@ void oai_truncate(const struct oai_request *request, const struct oai_rules *rul
  * if it already may. */
 const char *oai_overflow_hint(const struct oai_request *request, const struct oai_rules *rules);
 
-/* Bounds the reasoning of a request whose length is known, if an effort of it does. */
+/* Turns the share of the answer that reasoning_effort permits for reasoning into tokens, once
+ * max_tokens is known. Does nothing if the request names no effort, or a budget of its own. */
 void oai_bound_thought(const struct oai_request *request, struct engine_request *job);
 
 /* Checks the lengths against the context, once the prompt in `field` has become `count` tokens.

@@ -38,7 +38,7 @@ int jinja_assign(struct jinja_run *run, struct jinja_scope *scope, const struct 
 
 struct jinja_loop;
 int jinja_exec_for(struct jinja_run *run, const struct jinja_node *node);
-/* loop(items) inside a recursive loop. */
+/* Calls loop(items) inside a recursive loop. */
 int jinja_call_loop(struct jinja_run *run, struct jinja_loop *loop, const struct jinja_args *args,
                     struct jinja_value *out);
 int jinja_loop_attribute(struct jinja_run *run, struct jinja_loop *loop,

@@ -345,7 +345,7 @@ static int map_filter(struct jinja_run *run, const struct jinja_list *list,
                       const struct jinja_args *args, struct jinja_value *out) {
     const struct jinja_builtin *filter;
     struct jinja_value mapped, item;
-    int rc = jinja_enter(run); /* map('map', 'map', ...) */
+    int rc = jinja_enter(run); /* the filter may be map again */
     if (rc) return rc;
     struct jinja_args rest = rest_of(args, 1);
     rc = find_named(run, &args->items[0], true, &filter);
