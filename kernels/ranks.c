@@ -1,5 +1,5 @@
 /* Tensor parallelism as a backend (kernels/ranks.h): hands every operation to all ranks at once,
- * translates addresses, and checks that the arrays it gets are split as the operation expects. Rank
+ * translates addresses (ranks_memory.c), and checks that the arrays it gets are split as the operation expects. Rank
  * 0's addresses stand for the array on all ranks, so the layer loop needs no knowledge of ranks. */
 #include "kernels/ranks.h"
 
@@ -9,28 +9,6 @@
 #include "base/check.h"
 #include "base/mem.h"
 #include "kernels/ranks_int.h"
-
-/* A weight, gate or stage of experts: the parts of all ranks. */
-struct kern_weight {
-    enum kern_shard shard;
-    struct kern_weight *rank[COMM_RANKS_MAX];
-};
-
-struct kern_gate {
-    struct kern_gate *rank[COMM_RANKS_MAX];
-};
-
-struct kern_experts {
-    struct kern_experts *rank[COMM_RANKS_MAX];
-};
-
-/* An allocation: [base, base + size) stands for rank[r][size] on rank r. */
-struct ranks_region {
-    char *base;
-    size_t size;
-    void *rank[COMM_RANKS_MAX];
-    bool split; /* each rank holds a part of every row */
-};
 
 /* ---- All ranks at once ---- */
 
@@ -66,323 +44,11 @@ int ranks_fault(const struct ranks *ranks, const int *codes, const struct fault 
                      faults[first].text[0] ? faults[first].text : err_text(codes[first]));
 }
 
-/* ---- Memory ---- */
-
-/* The last region that begins at or before p. */
-static struct ranks_region *region_before(const struct ranks *ranks, const void *p) {
-    size_t lo = 0, hi = ranks->region_count;
-    while (lo < hi) {
-        size_t mid = lo + (hi - lo) / 2;
-        if (ranks->regions[mid].base <= (const char *)p)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    return lo > 0 ? &ranks->regions[lo - 1] : NULL;
-}
-
-static struct ranks_region *region_of(const struct ranks *ranks, const void *p) {
-    for (; ranks; ranks = ranks->owner) {
-        struct ranks_region *region = region_before(ranks, p);
-        if (region && (size_t)((const char *)p - region->base) < region->size) return region;
-    }
-    CHECK_MSG(false, "memory that no rank has");
-    return NULL;
-}
-
-/* An argument of an operation; all zero for NULL. */
-struct view {
-    struct ranks_region *region;
-    size_t offset;
-};
-
-static struct view view_of(const struct ranks *ranks, const void *p) {
-    if (!p) return (struct view){0};
-    struct ranks_region *region = region_of(ranks, p);
-    return (struct view){region, (size_t)((const char *)p - region->base)};
-}
-
-/* View of rows that must be whole, or split. */
-static struct view view_as(const struct ranks *ranks, const void *p, bool split) {
-    struct view view = view_of(ranks, p);
-    CHECK(!view.region || view.region->split == split);
-    return view;
-}
-
-/* View of rows that are about to be written, whole or split. */
-static struct view view_to(const struct ranks *ranks, const void *p, bool split) {
-    struct view view = view_of(ranks, p);
-    CHECK(view.region);
-    view.region->split = split;
-    return view;
-}
-
-/* The array's address on a rank. */
-static float *on(struct view view, int rank) {
-    if (!view.region) return NULL;
-    return (float *)(void *)((char *)view.region->rank[rank] + view.offset);
-}
-
-struct memory {
-    size_t bytes;
-    void *rank[COMM_RANKS_MAX];
-    const void *from;
-    int codes[COMM_RANKS_MAX];
-};
-
-static void alloc_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
-    (void)ranks;
-    struct memory *memory = arg;
-    memory->rank[rank] = kern->ops->mem_alloc(kern, memory->bytes);
-}
-
-static void free_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
-    (void)ranks;
-    const struct memory *memory = arg;
-    if (memory->rank[rank]) kern->ops->mem_free(kern, memory->rank[rank]);
-}
-
-static bool room_for_region(struct ranks *ranks) {
-    if (ranks->region_count < ranks->region_room) return true;
-    size_t room = ranks->region_room ? 2 * ranks->region_room : 64;
-    struct ranks_region *regions = mem_try_alloc(room, sizeof *regions);
-    if (!regions) return false;
-    if (ranks->region_count) memcpy(regions, ranks->regions, ranks->region_count * sizeof *regions);
-    mem_free(ranks->regions);
-    ranks->regions = regions;
-    ranks->region_room = room;
-    return true;
-}
-
-static void *op_mem_alloc(struct kern *kern, size_t bytes) {
-    struct ranks *ranks = ranks_of(kern);
-    struct memory memory = {.bytes = bytes > 0 ? bytes : 1};
-    bool all = room_for_region(ranks);
-    if (all) ranks_each(ranks, alloc_on, &memory);
-    for (int r = 0; r < ranks->count; r++) all = all && memory.rank[r];
-    if (!all) {
-        ranks_each(ranks, free_on, &memory);
-        return NULL;
-    }
-    struct ranks_region *before = region_before(ranks, memory.rank[0]);
-    size_t at = before ? (size_t)(before - ranks->regions) + 1 : 0;
-    memmove(ranks->regions + at + 1, ranks->regions + at,
-            (ranks->region_count - at) * sizeof *ranks->regions);
-    ranks->region_count++;
-    ranks->regions[at] = (struct ranks_region){.base = memory.rank[0], .size = memory.bytes};
-    memcpy(ranks->regions[at].rank, memory.rank, sizeof memory.rank);
-    return memory.rank[0];
-}
-
-static void op_mem_free(struct kern *kern, void *mem) {
-    struct ranks *ranks = ranks_of(kern);
-    struct ranks_region *region = region_before(ranks, mem);
-    CHECK(region && region->base == mem);
-    struct memory memory = {0};
-    memcpy(memory.rank, region->rank, sizeof memory.rank);
-    ranks_each(ranks, free_on, &memory);
-    size_t after = ranks->region_count - (size_t)(region - ranks->regions) - 1;
-    memmove(region, region + 1, after * sizeof *region);
-    ranks->region_count--;
-}
-
-static void upload_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
-    (void)ranks;
-    struct memory *memory = arg;
-    memory->codes[rank] = kern->ops->upload(kern, memory->rank[rank], memory->from, memory->bytes);
-}
-
-/* Uploads the same data to all ranks. */
-static int op_upload(struct kern *kern, void *to, const void *from, size_t bytes) {
-    struct ranks *ranks = ranks_of(kern);
-    struct view view = view_to(ranks, to, false);
-    struct memory memory = {.bytes = bytes, .from = from};
-    for (int r = 0; r < ranks->count; r++) memory.rank[r] = on(view, r);
-    ranks_each(ranks, upload_on, &memory);
-    return ranks_error(ranks, memory.codes);
-}
-
-static int op_download(struct kern *kern, void *to, const void *from, size_t bytes) {
-    struct ranks *ranks = ranks_of(kern);
-    struct kern *first = ranks->rank[0];
-    return first->ops->download(first, to, on(view_as(ranks, from, false), 0), bytes);
-}
-
-/* ---- Weights and gates ---- */
-
-static int op_shape_check(struct kern *kern, const struct kern_shape *shape, struct fault *fault) {
-    struct ranks *ranks = ranks_of(kern);
-    struct kern *first = ranks->rank[0];
-    int rc = shard_check(ranks->count, shape, fault);
-    if (rc || !first->ops->shape_check) return rc;
-    return first->ops->shape_check(first, shape, fault);
-}
-
-struct load {
-    const struct kern_matrix *parts;
-    int part_count;
-    const struct kern_gate_spec *spec;
-    struct kern_weight *weight;
-    struct kern_gate *gate;
-    int codes[COMM_RANKS_MAX];
-    struct fault faults[COMM_RANKS_MAX];
-};
-
-static void weight_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
-    (void)ranks;
-    struct load *load = arg;
-    load->codes[rank] =
-        kern->ops->weight_load(kern, load->parts, load->part_count, load->weight->shard,
-                               &load->weight->rank[rank], &load->faults[rank]);
-}
-
-static void free_weight_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
-    (void)ranks;
-    struct kern_weight *weight = arg;
-    if (weight->rank[rank]) kern->ops->weight_free(kern, weight->rank[rank]);
-}
-
-static void op_weight_free(struct kern *kern, struct kern_weight *weight) {
-    if (!weight) return;
-    ranks_each(ranks_of(kern), free_weight_on, weight);
-    mem_free(weight);
-}
-
-static int op_weight_load(struct kern *kern, const struct kern_matrix *parts, int part_count,
-                          enum kern_shard shard, struct kern_weight **out, struct fault *fault) {
-    struct load load = {.parts = parts, .part_count = part_count};
-    load.weight = mem_try_alloc(1, sizeof *load.weight);
-    if (!load.weight) return fault_set(fault, ERR_NOMEM, "", "no memory for a weight");
-    load.weight->shard = shard;
-    ranks_each(ranks_of(kern), weight_on, &load);
-    int rc = ranks_fault(ranks_of(kern), load.codes, load.faults, fault);
-    if (rc)
-        op_weight_free(kern, load.weight);
-    else
-        *out = load.weight;
-    return rc;
-}
-
-static void gate_load_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
-    (void)ranks;
-    struct load *load = arg;
-    load->codes[rank] =
-        kern->ops->gate_load(kern, load->spec, &load->gate->rank[rank], &load->faults[rank]);
-}
-
-static void free_gate_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
-    (void)ranks;
-    struct kern_gate *gate = arg;
-    if (gate->rank[rank]) kern->ops->gate_free(kern, gate->rank[rank]);
-}
-
-static void op_gate_free(struct kern *kern, struct kern_gate *gate) {
-    if (!gate) return;
-    ranks_each(ranks_of(kern), free_gate_on, gate);
-    mem_free(gate);
-}
-
-static int op_gate_load(struct kern *kern, const struct kern_gate_spec *spec,
-                        struct kern_gate **out, struct fault *fault) {
-    struct load load = {.spec = spec};
-    load.gate = mem_try_alloc(1, sizeof *load.gate);
-    if (!load.gate) return fault_set(fault, ERR_NOMEM, "", "no memory for a gate");
-    ranks_each(ranks_of(kern), gate_load_on, &load);
-    int rc = ranks_fault(ranks_of(kern), load.codes, load.faults, fault);
-    if (rc)
-        op_gate_free(kern, load.gate);
-    else
-        *out = load.gate;
-    return rc;
-}
-
-struct experts_load {
-    const struct kern_experts_spec *spec;
-    struct view gate_up_bias, down_bias, select_bias, factors;
-    struct kern_experts *experts;
-    int codes[COMM_RANKS_MAX];
-    struct fault faults[COMM_RANKS_MAX];
-};
-
-static void experts_load_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
-    (void)ranks;
-    struct experts_load *load = arg;
-    struct kern_experts_spec own = *load->spec;
-    const size_t count = (size_t)own.count;
-    struct kern_weight **weights = mem_try_alloc(2 * count, sizeof *weights);
-    load->codes[rank] = weights ? 0 : ERR_NOMEM;
-    if (!weights) return;
-    for (size_t e = 0; e < count; e++) {
-        weights[e] = own.gate_up[e]->rank[rank];
-        weights[count + e] = own.down[e]->rank[rank];
-    }
-    own.gate_up = weights;
-    own.down = weights + count;
-    own.gate_up_bias = on(load->gate_up_bias, rank);
-    own.down_bias = on(load->down_bias, rank);
-    own.select_bias = on(load->select_bias, rank);
-    own.factors = on(load->factors, rank);
-    load->codes[rank] =
-        kern->ops->experts_load(kern, &own, &load->experts->rank[rank], &load->faults[rank]);
-    mem_free(weights);
-}
-
-static void free_experts_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
-    (void)ranks;
-    struct kern_experts *experts = arg;
-    if (experts->rank[rank]) kern->ops->experts_free(kern, experts->rank[rank]);
-}
-
-static void op_experts_free(struct kern *kern, struct kern_experts *experts) {
-    if (!experts) return;
-    ranks_each(ranks_of(kern), free_experts_on, experts);
-    mem_free(experts);
-}
-
-static int op_experts_load(struct kern *kern, const struct kern_experts_spec *spec,
-                           struct kern_experts **out, struct fault *fault) {
-    struct ranks *ranks = ranks_of(kern);
-    struct experts_load load = {.spec = spec,
-                                .gate_up_bias = view_as(ranks, spec->gate_up_bias, false),
-                                .down_bias = view_as(ranks, spec->down_bias, false),
-                                .select_bias = view_as(ranks, spec->select_bias, false),
-                                .factors = view_as(ranks, spec->factors, false)};
-    load.experts = mem_try_alloc(1, sizeof *load.experts);
-    if (!load.experts) return fault_set(fault, ERR_NOMEM, "", "no memory for a layer's experts");
-    ranks_each(ranks, experts_load_on, &load);
-    int rc = ranks_fault(ranks, load.codes, load.faults, fault);
-    if (rc)
-        op_experts_free(kern, load.experts);
-    else
-        *out = load.experts;
-    return rc;
-}
-
-struct borrowing {
-    const struct ranks *owner;
-    int codes[COMM_RANKS_MAX];
-};
-
-static void borrow_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
-    (void)ranks;
-    struct borrowing *borrowing = arg;
-    borrowing->codes[rank] = kern->ops->borrow(kern, borrowing->owner->rank[rank]);
-}
-
-static int op_borrow(struct kern *kern, const struct kern *owner) {
-    struct ranks *ranks = ranks_of(kern);
-    struct borrowing borrowing = {.owner = (const struct ranks *)owner};
-    CHECK(ranks->count == borrowing.owner->count);
-    ranks_each(ranks, borrow_on, &borrowing);
-    ranks->owner = borrowing.owner;
-    return ranks_error(ranks, borrowing.codes);
-}
-
 /* ---- Layer operations ---- */
 
 /* The arguments of all operations; each call states which ones it uses. */
 struct op {
-    struct view y, x, a, b;
+    struct ranks_view y, x, a, b;
     const struct kern_weight *weight;
     const struct kern_gate *gate;
     const struct kern_experts *experts;
@@ -401,13 +67,13 @@ struct op {
 static void embed_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    kern->ops->embed(kern, on(op->y, rank), op->weight->rank[rank], op->scale, op->index, op->rows);
+    kern->ops->embed(kern, ranks_view_on(op->y, rank), op->weight->rank[rank], op->scale, op->index, op->rows);
 }
 
 static void op_embed(struct kern *kern, float *x, const struct kern_weight *table, float scale,
                      const int32_t *tokens, int rows) {
     struct ranks *ranks = ranks_of(kern);
-    struct op op = {.y = view_to(ranks, x, false),
+    struct op op = {.y = ranks_view_to(ranks, x, false),
                     .weight = table,
                     .scale = scale,
                     .index = tokens,
@@ -418,16 +84,16 @@ static void op_embed(struct kern *kern, float *x, const struct kern_weight *tabl
 static void norm_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    kern->ops->rms_norm(kern, on(op->y, rank), on(op->x, rank), on(op->a, rank), op->rows, op->dim,
+    kern->ops->rms_norm(kern, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank), ranks_view_on(op->a, rank), op->rows, op->dim,
                         op->eps);
 }
 
 static void op_rms_norm(struct kern *kern, float *y, const float *x, const float *weight, int rows,
                         int dim, float eps) {
     struct ranks *ranks = ranks_of(kern);
-    struct op op = {.x = view_as(ranks, x, false),
-                    .y = view_to(ranks, y, false),
-                    .a = view_as(ranks, weight, false),
+    struct op op = {.x = ranks_view_as(ranks, x, false),
+                    .y = ranks_view_to(ranks, y, false),
+                    .a = ranks_view_as(ranks, weight, false),
                     .rows = rows,
                     .dim = dim,
                     .eps = eps};
@@ -437,17 +103,17 @@ static void op_rms_norm(struct kern *kern, float *y, const float *x, const float
 static void layer_norm_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    kern->ops->layer_norm(kern, on(op->y, rank), on(op->x, rank), on(op->a, rank), on(op->b, rank),
+    kern->ops->layer_norm(kern, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank), ranks_view_on(op->a, rank), ranks_view_on(op->b, rank),
                           op->rows, op->dim, op->eps);
 }
 
 static void op_layer_norm(struct kern *kern, float *y, const float *x, const float *weight,
                           const float *bias, int rows, int dim, float eps) {
     struct ranks *ranks = ranks_of(kern);
-    struct op op = {.x = view_as(ranks, x, false),
-                    .y = view_to(ranks, y, false),
-                    .a = view_as(ranks, weight, false),
-                    .b = view_as(ranks, bias, false),
+    struct op op = {.x = ranks_view_as(ranks, x, false),
+                    .y = ranks_view_to(ranks, y, false),
+                    .a = ranks_view_as(ranks, weight, false),
+                    .b = ranks_view_as(ranks, bias, false),
                     .rows = rows,
                     .dim = dim,
                     .eps = eps};
@@ -457,29 +123,29 @@ static void op_layer_norm(struct kern *kern, float *y, const float *x, const flo
 static void add_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    kern->ops->add(kern, on(op->y, rank), on(op->x, rank), op->rows, op->dim);
+    kern->ops->add(kern, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank), op->rows, op->dim);
 }
 
 static void op_add(struct kern *kern, float *y, const float *x, int rows, int dim) {
     struct ranks *ranks = ranks_of(kern);
     struct op op = {
-        .x = view_as(ranks, x, false), .y = view_as(ranks, y, false), .rows = rows, .dim = dim};
+        .x = ranks_view_as(ranks, x, false), .y = ranks_view_as(ranks, y, false), .rows = rows, .dim = dim};
     ranks_each(ranks, add_on, &op);
 }
 
 static void add_norm_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    kern->ops->add_norm(kern, on(op->y, rank), on(op->x, rank), on(op->a, rank), op->rows, op->dim,
+    kern->ops->add_norm(kern, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank), ranks_view_on(op->a, rank), op->rows, op->dim,
                         op->eps);
 }
 
 static void op_add_norm(struct kern *kern, float *y, float *x, const float *weight, int rows,
                         int dim, float eps) {
     struct ranks *ranks = ranks_of(kern);
-    struct op op = {.x = view_as(ranks, x, false),
-                    .y = view_as(ranks, y, false),
-                    .a = view_as(ranks, weight, false),
+    struct op op = {.x = ranks_view_as(ranks, x, false),
+                    .y = ranks_view_as(ranks, y, false),
+                    .a = ranks_view_as(ranks, weight, false),
                     .rows = rows,
                     .dim = dim,
                     .eps = eps};
@@ -490,29 +156,29 @@ static void op_add_norm(struct kern *kern, float *y, float *x, const float *weig
 static void soft_cap_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    if (rank == 0) kern->ops->soft_cap(kern, on(op->y, rank), op->rows, op->dim, op->scale);
+    if (rank == 0) kern->ops->soft_cap(kern, ranks_view_on(op->y, rank), op->rows, op->dim, op->scale);
 }
 
 static void op_soft_cap(struct kern *kern, float *x, int rows, int dim, float cap) {
     struct ranks *ranks = ranks_of(kern);
-    struct op op = {.y = view_as(ranks, x, false), .rows = rows, .dim = dim, .scale = cap};
+    struct op op = {.y = ranks_view_as(ranks, x, false), .rows = rows, .dim = dim, .scale = cap};
     ranks_each(ranks, soft_cap_on, &op);
 }
 
 static void matmul_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    kern->ops->matmul(kern, on(op->y, rank), on(op->x, rank), op->weight->rank[rank],
-                      on(op->a, rank), op->rows, op->mode);
+    kern->ops->matmul(kern, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank), op->weight->rank[rank],
+                      ranks_view_on(op->a, rank), op->rows, op->mode);
 }
 
 static void op_matmul(struct kern *kern, float *y, const float *x, const struct kern_weight *weight,
                       const float *bias, int rows, enum kern_matmul_mode mode) {
     struct ranks *ranks = ranks_of(kern);
     bool splits = weight->shard == KERN_SHARD_ROWS, joins = weight->shard == KERN_SHARD_COLS;
-    struct op op = {.x = view_as(ranks, x, joins),
-                    .y = mode == KERN_ADD ? view_as(ranks, y, splits) : view_to(ranks, y, splits),
-                    .a = view_as(ranks, bias, false),
+    struct op op = {.x = ranks_view_as(ranks, x, joins),
+                    .y = mode == KERN_ADD ? ranks_view_as(ranks, y, splits) : ranks_view_to(ranks, y, splits),
+                    .a = ranks_view_as(ranks, bias, false),
                     .weight = weight,
                     .rows = rows,
                     .mode = mode};
@@ -522,14 +188,14 @@ static void op_matmul(struct kern *kern, float *y, const float *x, const struct 
 static void glu_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    kern->ops->glu(kern, on(op->y, rank), on(op->x, rank), op->rows, op->dim, op->activation);
+    kern->ops->glu(kern, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank), op->rows, op->dim, op->activation);
 }
 
 static void op_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_ff,
                    enum kern_activation activation) {
     struct ranks *ranks = ranks_of(kern);
-    struct op op = {.x = view_as(ranks, gate_up, true),
-                    .y = view_to(ranks, y, true),
+    struct op op = {.x = ranks_view_as(ranks, gate_up, true),
+                    .y = ranks_view_to(ranks, y, true),
                     .rows = rows,
                     .dim = d_ff / ranks->count,
                     .activation = activation};
@@ -539,7 +205,7 @@ static void op_glu(struct kern *kern, float *y, const float *gate_up, int rows, 
 static void glu_apart_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    kern->ops->glu_apart(kern, on(op->y, rank), on(op->a, rank), on(op->b, rank), op->stride,
+    kern->ops->glu_apart(kern, ranks_view_on(op->y, rank), ranks_view_on(op->a, rank), ranks_view_on(op->b, rank), op->stride,
                          op->rows, op->dim, op->activation);
 }
 
@@ -547,12 +213,12 @@ static void glu_apart_on(struct ranks *ranks, struct kern *kern, int rank, void 
 static void op_glu_apart(struct kern *kern, float *y, const float *gate, const float *up,
                          int64_t up_stride, int rows, int dim, enum kern_activation activation) {
     struct ranks *ranks = ranks_of(kern);
-    const struct view a = view_of(ranks, gate);
-    const bool split = a.region->split;
+    const struct ranks_view a = ranks_view_of(ranks, gate);
+    const bool split = ranks_view_split(a);
     const int parts = split ? ranks->count : 1;
     struct op op = {.a = a,
-                    .b = view_as(ranks, up, split),
-                    .y = view_to(ranks, y, split),
+                    .b = ranks_view_as(ranks, up, split),
+                    .y = ranks_view_to(ranks, y, split),
                     .stride = up_stride / parts,
                     .rows = rows,
                     .dim = dim / parts,
@@ -563,13 +229,13 @@ static void op_glu_apart(struct kern *kern, float *y, const float *gate, const f
 static void scale_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    kern->ops->scale(kern, on(op->y, rank), on(op->a, rank), op->rows, op->dim);
+    kern->ops->scale(kern, ranks_view_on(op->y, rank), ranks_view_on(op->a, rank), op->rows, op->dim);
 }
 
 static void op_scale(struct kern *kern, float *x, const float *factor, int rows, int dim) {
     struct ranks *ranks = ranks_of(kern);
-    struct op op = {.y = view_as(ranks, x, false),
-                    .a = view_as(ranks, factor, false),
+    struct op op = {.y = ranks_view_as(ranks, x, false),
+                    .a = ranks_view_as(ranks, factor, false),
                     .rows = rows,
                     .dim = dim};
     ranks_each(ranks, scale_on, &op);
@@ -578,15 +244,15 @@ static void op_scale(struct kern *kern, float *x, const float *factor, int rows,
 static void open_gates_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    kern->ops->open_gates(kern, on(op->y, rank), on(op->a, rank), op->rows, op->dim, op->one);
+    kern->ops->open_gates(kern, ranks_view_on(op->y, rank), ranks_view_on(op->a, rank), op->rows, op->dim, op->one);
 }
 
 /* With one gate for each row, every rank has all gates. */
 static void op_open_gates(struct kern *kern, float *x, const float *gates, int rows, int dim,
                           bool one) {
     struct ranks *ranks = ranks_of(kern);
-    struct op op = {.y = view_as(ranks, x, true),
-                    .a = view_as(ranks, gates, !one),
+    struct op op = {.y = ranks_view_as(ranks, x, true),
+                    .a = ranks_view_as(ranks, gates, !one),
                     .rows = rows,
                     .dim = dim / ranks->count,
                     .one = one};
@@ -596,16 +262,16 @@ static void op_open_gates(struct kern *kern, float *x, const float *gates, int r
 static void experts_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    kern->ops->experts(kern, on(op->y, rank), on(op->x, rank), on(op->a, rank),
+    kern->ops->experts(kern, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank), ranks_view_on(op->a, rank),
                        op->experts->rank[rank], op->rows);
 }
 
 static void op_experts(struct kern *kern, float *y, const float *x, const float *logits,
                        const struct kern_experts *experts, int rows) {
     struct ranks *ranks = ranks_of(kern);
-    struct op op = {.x = view_as(ranks, x, false),
-                    .y = view_as(ranks, y, false),
-                    .a = view_as(ranks, logits, false),
+    struct op op = {.x = ranks_view_as(ranks, x, false),
+                    .y = ranks_view_as(ranks, y, false),
+                    .a = ranks_view_as(ranks, logits, false),
                     .experts = experts,
                     .rows = rows};
     ranks_each(ranks, experts_on, &op);
@@ -614,16 +280,16 @@ static void op_experts(struct kern *kern, float *y, const float *x, const float 
 static void gather_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    kern->ops->gather_rows(kern, on(op->y, rank), on(op->x, rank), op->index, op->rows, op->dim);
+    kern->ops->gather_rows(kern, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank), op->index, op->rows, op->dim);
 }
 
 static void op_gather_rows(struct kern *kern, float *y, const float *x, const int32_t *index,
                            int count, int dim) {
     struct ranks *ranks = ranks_of(kern);
-    struct view from = view_of(ranks, x);
-    bool split = from.region->split;
+    struct ranks_view from = ranks_view_of(ranks, x);
+    bool split = ranks_view_split(from);
     struct op op = {.x = from,
-                    .y = view_to(ranks, y, split),
+                    .y = ranks_view_to(ranks, y, split),
                     .index = index,
                     .rows = count,
                     .dim = split ? dim / ranks->count : dim};
@@ -633,14 +299,14 @@ static void op_gather_rows(struct kern *kern, float *y, const float *x, const in
 static void gate_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    kern->ops->gate(kern, on(op->y, rank), on(op->x, rank), op->gate->rank[rank], op->rows);
+    kern->ops->gate(kern, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank), op->gate->rank[rank], op->rows);
 }
 
 static void op_gate(struct kern *kern, float *log_beta, const float *x,
                     const struct kern_gate *gate, int rows) {
     struct ranks *ranks = ranks_of(kern);
-    struct op op = {.x = view_as(ranks, x, false),
-                    .y = view_to(ranks, log_beta, true),
+    struct op op = {.x = ranks_view_as(ranks, x, false),
+                    .y = ranks_view_to(ranks, log_beta, true),
                     .gate = gate,
                     .rows = rows};
     ranks_each(ranks, gate_on, &op);
@@ -652,18 +318,18 @@ static void rope_on(struct ranks *ranks, struct kern *kern, int rank, void *arg)
     (void)ranks;
     const struct op *op = arg;
     struct kern_rope rope = *op->rope;
-    rope.v_norm = on(op->x, rank);
-    kern->ops->qk_rope(kern, on(op->y, rank), on(op->a, rank), on(op->b, rank), op->eps, &rope,
+    rope.v_norm = ranks_view_on(op->x, rank);
+    kern->ops->qk_rope(kern, ranks_view_on(op->y, rank), ranks_view_on(op->a, rank), ranks_view_on(op->b, rank), op->eps, &rope,
                        op->batch);
 }
 
 static void op_qk_rope(struct kern *kern, float *qkv, const float *q_norm, const float *k_norm,
                        float eps, const struct kern_rope *rope, const struct kern_batch *batch) {
     struct ranks *ranks = ranks_of(kern);
-    struct op op = {.y = view_as(ranks, qkv, true),
-                    .a = view_as(ranks, q_norm, false),
-                    .b = view_as(ranks, k_norm, false),
-                    .x = view_as(ranks, rope->v_norm, false),
+    struct op op = {.y = ranks_view_as(ranks, qkv, true),
+                    .a = ranks_view_as(ranks, q_norm, false),
+                    .b = ranks_view_as(ranks, k_norm, false),
+                    .x = ranks_view_as(ranks, rope->v_norm, false),
                     .eps = eps,
                     .rope = rope,
                     .batch = batch};
@@ -673,15 +339,15 @@ static void op_qk_rope(struct kern *kern, float *qkv, const float *q_norm, const
 static void qk_norm_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    kern->ops->qk_norm(kern, on(op->y, rank), on(op->a, rank), on(op->b, rank), op->eps, op->batch);
+    kern->ops->qk_norm(kern, ranks_view_on(op->y, rank), ranks_view_on(op->a, rank), ranks_view_on(op->b, rank), op->eps, op->batch);
 }
 
 static void op_qk_norm(struct kern *kern, float *qkv, const float *q_norm, const float *k_norm,
                        float eps, const struct kern_batch *batch) {
     struct ranks *ranks = ranks_of(kern);
-    struct op op = {.y = view_as(ranks, qkv, true),
-                    .a = view_as(ranks, q_norm, false),
-                    .b = view_as(ranks, k_norm, false),
+    struct op op = {.y = ranks_view_as(ranks, qkv, true),
+                    .a = ranks_view_as(ranks, q_norm, false),
+                    .b = ranks_view_as(ranks, k_norm, false),
                     .eps = eps,
                     .batch = batch};
     ranks_each(ranks, qk_norm_on, &op);
@@ -690,14 +356,14 @@ static void op_qk_norm(struct kern *kern, float *qkv, const float *q_norm, const
 static void write_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    kern->ops->write_kv(kern, op->layer, on(op->x, rank), on(op->a, rank), op->batch);
+    kern->ops->write_kv(kern, op->layer, ranks_view_on(op->x, rank), ranks_view_on(op->a, rank), op->batch);
 }
 
 static void op_write_kv(struct kern *kern, int layer, const float *qkv, const float *log_beta,
                         const struct kern_batch *batch) {
     struct ranks *ranks = ranks_of(kern);
-    struct op op = {.x = view_as(ranks, qkv, true),
-                    .a = view_as(ranks, log_beta, true),
+    struct op op = {.x = ranks_view_as(ranks, qkv, true),
+                    .a = ranks_view_as(ranks, log_beta, true),
                     .layer = layer,
                     .batch = batch};
     ranks_each(ranks, write_on, &op);
@@ -707,16 +373,16 @@ static void attend_on(struct ranks *ranks, struct kern *kern, int rank, void *ar
     (void)ranks;
     const struct op *op = arg;
     struct kern_attend_options options = *op->attend;
-    options.sinks = on(op->a, rank);
-    kern->ops->attend(kern, op->layer, on(op->y, rank), on(op->x, rank), op->batch, &options);
+    options.sinks = ranks_view_on(op->a, rank);
+    kern->ops->attend(kern, op->layer, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank), op->batch, &options);
 }
 
 static void op_attend(struct kern *kern, int layer, float *out, const float *qkv,
                       const struct kern_batch *batch, const struct kern_attend_options *options) {
     struct ranks *ranks = ranks_of(kern);
-    struct op op = {.x = view_as(ranks, qkv, true),
-                    .y = view_to(ranks, out, true),
-                    .a = view_as(ranks, options->sinks, false),
+    struct op op = {.x = ranks_view_as(ranks, qkv, true),
+                    .y = ranks_view_to(ranks, out, true),
+                    .a = ranks_view_as(ranks, options->sinks, false),
                     .layer = layer,
                     .batch = batch,
                     .attend = options};
@@ -726,7 +392,7 @@ static void op_attend(struct kern *kern, int layer, float *out, const float *qkv
 /* ---- Latent attention: the heads' products ---- */
 
 struct latent_op {
-    struct view y, x, entries, norm;
+    struct ranks_view y, x, entries, norm;
     const struct kern_latent *latent;
     int rows;
 };
@@ -746,18 +412,18 @@ static void latent_in_on(struct ranks *ranks, struct kern *kern, int rank, void 
     own_heads(latent.up_k, 0, latent.heads, rank, up_k);
     latent.up_k = up_k;
     latent.up_v = NULL;
-    latent.norm = on(op->norm, rank);
-    kern->ops->latent_in(kern, on(op->y, rank), on(op->x, rank), on(op->entries, rank), &latent,
+    latent.norm = ranks_view_on(op->norm, rank);
+    kern->ops->latent_in(kern, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank), ranks_view_on(op->entries, rank), &latent,
                          op->rows);
 }
 
 static void op_latent_in(struct kern *kern, float *qkv, const float *q, const float *entries,
                          const struct kern_latent *latent, int rows) {
     struct ranks *ranks = ranks_of(kern);
-    struct latent_op op = {.x = view_as(ranks, q, false),
-                           .entries = view_as(ranks, entries, false),
-                           .y = view_to(ranks, qkv, true),
-                           .norm = view_as(ranks, latent->norm, false),
+    struct latent_op op = {.x = ranks_view_as(ranks, q, false),
+                           .entries = ranks_view_as(ranks, entries, false),
+                           .y = ranks_view_to(ranks, qkv, true),
+                           .norm = ranks_view_as(ranks, latent->norm, false),
                            .latent = latent,
                            .rows = rows};
     ranks_each(ranks, latent_in_on, &op);
@@ -771,14 +437,14 @@ static void latent_out_on(struct ranks *ranks, struct kern *kern, int rank, void
     own_heads(latent.up_v, rank * latent.heads, latent.heads, rank, up_v);
     latent.up_k = NULL;
     latent.up_v = up_v;
-    kern->ops->latent_out(kern, on(op->y, rank), on(op->x, rank), &latent, op->rows);
+    kern->ops->latent_out(kern, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank), &latent, op->rows);
 }
 
 static void op_latent_out(struct kern *kern, float *y, const float *x,
                           const struct kern_latent *latent, int rows) {
     struct ranks *ranks = ranks_of(kern);
     struct latent_op op = {
-        .x = view_as(ranks, x, true), .y = view_to(ranks, y, true), .latent = latent, .rows = rows};
+        .x = ranks_view_as(ranks, x, true), .y = ranks_view_to(ranks, y, true), .latent = latent, .rows = rows};
     ranks_each(ranks, latent_out_on, &op);
 }
 
@@ -807,7 +473,7 @@ static int op_latent_reserve(struct kern *kern, struct kern_weight *const *weigh
 static void short_conv_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    kern->ops->short_conv(kern, op->layer, on(op->y, rank), on(op->x, rank), on(op->a, rank),
+    kern->ops->short_conv(kern, op->layer, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank), ranks_view_on(op->a, rank),
                           op->dim, op->width, op->batch);
 }
 
@@ -815,9 +481,9 @@ static void op_short_conv(struct kern *kern, int state, float *y, const float *b
                           const float *taps, int channels, int width,
                           const struct kern_batch *batch) {
     struct ranks *ranks = ranks_of(kern);
-    struct op op = {.x = view_as(ranks, bcx, true),
-                    .y = view_to(ranks, y, true),
-                    .a = view_as(ranks, taps, false),
+    struct op op = {.x = ranks_view_as(ranks, bcx, true),
+                    .y = ranks_view_to(ranks, y, true),
+                    .a = ranks_view_as(ranks, taps, false),
                     .layer = state,
                     .dim = channels / ranks->count,
                     .width = width,
@@ -826,7 +492,7 @@ static void op_short_conv(struct kern *kern, int state, float *y, const float *b
 }
 
 struct delta_op {
-    struct view in, rates, y, taps, decay, bias, norm;
+    struct ranks_view in, rates, y, taps, decay, bias, norm;
     const struct kern_delta *delta;
     const struct kern_batch *batch;
     int state;
@@ -836,24 +502,24 @@ static void delta_on(struct ranks *ranks, struct kern *kern, int rank, void *arg
     (void)ranks;
     const struct delta_op *op = arg;
     struct kern_delta delta = *op->delta;
-    delta.taps = on(op->taps, rank);
-    delta.decay = on(op->decay, rank);
-    delta.bias = on(op->bias, rank);
-    delta.norm = on(op->norm, rank);
-    kern->ops->delta(kern, op->state, on(op->y, rank), on(op->in, rank), on(op->rates, rank),
+    delta.taps = ranks_view_on(op->taps, rank);
+    delta.decay = ranks_view_on(op->decay, rank);
+    delta.bias = ranks_view_on(op->bias, rank);
+    delta.norm = ranks_view_on(op->norm, rank);
+    kern->ops->delta(kern, op->state, ranks_view_on(op->y, rank), ranks_view_on(op->in, rank), ranks_view_on(op->rates, rank),
                      &delta, op->batch);
 }
 
 static void op_delta(struct kern *kern, int state, float *y, float *in, float *rates,
                      const struct kern_delta *delta, const struct kern_batch *batch) {
     struct ranks *ranks = ranks_of(kern);
-    struct delta_op op = {.in = view_as(ranks, in, true),
-                          .rates = view_as(ranks, rates, false),
-                          .y = view_to(ranks, y, true),
-                          .taps = view_as(ranks, delta->taps, false),
-                          .decay = view_as(ranks, delta->decay, false),
-                          .bias = view_as(ranks, delta->bias, false),
-                          .norm = view_as(ranks, delta->norm, false),
+    struct delta_op op = {.in = ranks_view_as(ranks, in, true),
+                          .rates = ranks_view_as(ranks, rates, false),
+                          .y = ranks_view_to(ranks, y, true),
+                          .taps = ranks_view_as(ranks, delta->taps, false),
+                          .decay = ranks_view_as(ranks, delta->decay, false),
+                          .bias = ranks_view_as(ranks, delta->bias, false),
+                          .norm = ranks_view_as(ranks, delta->norm, false),
                           .delta = delta,
                           .batch = batch,
                           .state = state};
@@ -861,7 +527,7 @@ static void op_delta(struct kern *kern, int state, float *y, float *in, float *r
 }
 
 struct mamba_op {
-    struct view in, shared, y, taps, conv_bias, decay, bias, skip, norm;
+    struct ranks_view in, shared, y, taps, conv_bias, decay, bias, skip, norm;
     const struct kern_mamba *mamba;
     const struct kern_batch *batch;
     int state;
@@ -871,28 +537,28 @@ static void mamba_on(struct ranks *ranks, struct kern *kern, int rank, void *arg
     (void)ranks;
     const struct mamba_op *op = arg;
     struct kern_mamba mamba = *op->mamba;
-    mamba.taps = on(op->taps, rank);
-    mamba.conv_bias = on(op->conv_bias, rank);
-    mamba.decay = on(op->decay, rank);
-    mamba.bias = on(op->bias, rank);
-    mamba.skip = on(op->skip, rank);
-    mamba.norm = on(op->norm, rank);
-    kern->ops->mamba(kern, op->state, on(op->y, rank), on(op->in, rank), on(op->shared, rank),
+    mamba.taps = ranks_view_on(op->taps, rank);
+    mamba.conv_bias = ranks_view_on(op->conv_bias, rank);
+    mamba.decay = ranks_view_on(op->decay, rank);
+    mamba.bias = ranks_view_on(op->bias, rank);
+    mamba.skip = ranks_view_on(op->skip, rank);
+    mamba.norm = ranks_view_on(op->norm, rank);
+    kern->ops->mamba(kern, op->state, ranks_view_on(op->y, rank), ranks_view_on(op->in, rank), ranks_view_on(op->shared, rank),
                      &mamba, op->batch);
 }
 
 static void op_mamba(struct kern *kern, int state, float *y, float *in, float *shared,
                      const struct kern_mamba *mamba, const struct kern_batch *batch) {
     struct ranks *ranks = ranks_of(kern);
-    struct mamba_op op = {.in = view_as(ranks, in, true),
-                          .shared = view_as(ranks, shared, false),
-                          .y = view_to(ranks, y, true),
-                          .taps = view_as(ranks, mamba->taps, false),
-                          .conv_bias = view_as(ranks, mamba->conv_bias, false),
-                          .decay = view_as(ranks, mamba->decay, false),
-                          .bias = view_as(ranks, mamba->bias, false),
-                          .skip = view_as(ranks, mamba->skip, false),
-                          .norm = view_as(ranks, mamba->norm, false),
+    struct mamba_op op = {.in = ranks_view_as(ranks, in, true),
+                          .shared = ranks_view_as(ranks, shared, false),
+                          .y = ranks_view_to(ranks, y, true),
+                          .taps = ranks_view_as(ranks, mamba->taps, false),
+                          .conv_bias = ranks_view_as(ranks, mamba->conv_bias, false),
+                          .decay = ranks_view_as(ranks, mamba->decay, false),
+                          .bias = ranks_view_as(ranks, mamba->bias, false),
+                          .skip = ranks_view_as(ranks, mamba->skip, false),
+                          .norm = ranks_view_as(ranks, mamba->norm, false),
                           .mamba = mamba,
                           .batch = batch,
                           .state = state};
@@ -938,7 +604,7 @@ static void sample_on(struct ranks *ranks, struct kern *kern, int rank, void *ar
 static int op_sample(struct kern *kern, const float *logits, int rows, int vocab,
                      const struct kern_sample *params, struct kern_sampled *out) {
     struct ranks *ranks = ranks_of(kern);
-    struct sampling sampling = {.logits = on(view_as(ranks, logits, false), 0),
+    struct sampling sampling = {.logits = ranks_view_on(ranks_view_as(ranks, logits, false), 0),
                                 .rows = rows,
                                 .vocab = vocab,
                                 .params = params,
@@ -975,18 +641,18 @@ static void op_close(struct kern *kern) {
 static const struct kern_ops table = {
     .close = op_close,
     .bind = op_bind,
-    .mem_alloc = op_mem_alloc,
-    .mem_free = op_mem_free,
-    .upload = op_upload,
-    .download = op_download,
-    .shape_check = op_shape_check,
-    .weight_load = op_weight_load,
-    .weight_free = op_weight_free,
-    .gate_load = op_gate_load,
-    .gate_free = op_gate_free,
-    .experts_load = op_experts_load,
-    .experts_free = op_experts_free,
-    .borrow = op_borrow,
+    .mem_alloc = ranks_mem_alloc,
+    .mem_free = ranks_mem_free,
+    .upload = ranks_upload,
+    .download = ranks_download,
+    .shape_check = ranks_shape_check,
+    .weight_load = ranks_weight_load,
+    .weight_free = ranks_weight_free,
+    .gate_load = ranks_gate_load,
+    .gate_free = ranks_gate_free,
+    .experts_load = ranks_experts_load,
+    .experts_free = ranks_experts_free,
+    .borrow = ranks_borrow,
     .embed = op_embed,
     .rms_norm = op_rms_norm,
     .layer_norm = op_layer_norm,

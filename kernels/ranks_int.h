@@ -1,5 +1,5 @@
-/* Shared by the files of ranks: ranks.c gives operations to all ranks and maps their memory,
- * ranks_cache.c makes one cache of theirs. Nobody else includes it. */
+/* Shared by the files of ranks: ranks.c gives operations to all ranks, ranks_memory.c makes one memory
+ * of theirs, ranks_cache.c one cache. Nobody else includes it. */
 #ifndef KEEPD_KERNELS_RANKS_INT_H
 #define KEEPD_KERNELS_RANKS_INT_H
 
@@ -43,7 +43,57 @@ int ranks_error(const struct ranks *ranks, const int *codes);
 int ranks_fault(const struct ranks *ranks, const int *codes, const struct fault *faults,
                 struct fault *fault);
 
-/* ranks_cache.c */
+/* ---- ranks_memory.c ---- */
+
+/* A weight, gate or stage of experts: the parts of all ranks. */
+struct kern_weight {
+    enum kern_shard shard;
+    struct kern_weight *rank[COMM_RANKS_MAX];
+};
+
+struct kern_gate {
+    struct kern_gate *rank[COMM_RANKS_MAX];
+};
+
+struct kern_experts {
+    struct kern_experts *rank[COMM_RANKS_MAX];
+};
+
+/* An argument of an operation: the allocation that holds the array, and where the array begins. All
+ * zero for NULL. */
+struct ranks_view {
+    struct ranks_region *region;
+    size_t offset;
+};
+
+struct ranks_view ranks_view_of(const struct ranks *ranks, const void *p);
+/* Views of rows that must be whole or, if `split`, of which each rank must hold a part. */
+struct ranks_view ranks_view_as(const struct ranks *ranks, const void *p, bool split);
+/* Views of rows that are about to be written; they are whole or split from now on. */
+struct ranks_view ranks_view_to(const struct ranks *ranks, const void *p, bool split);
+bool ranks_view_split(struct ranks_view view);
+/* Returns the array's address on a rank. */
+float *ranks_view_on(struct ranks_view view, int rank);
+
+/* Functions of struct kern_ops. */
+void *ranks_mem_alloc(struct kern *kern, size_t bytes);
+void ranks_mem_free(struct kern *kern, void *mem);
+int ranks_upload(struct kern *kern, void *to, const void *from, size_t bytes);
+int ranks_download(struct kern *kern, void *to, const void *from, size_t bytes);
+int ranks_shape_check(struct kern *kern, const struct kern_shape *shape, struct fault *fault);
+void ranks_weight_free(struct kern *kern, struct kern_weight *weight);
+int ranks_weight_load(struct kern *kern, const struct kern_matrix *parts, int part_count,
+                          enum kern_shard shard, struct kern_weight **out, struct fault *fault);
+void ranks_gate_free(struct kern *kern, struct kern_gate *gate);
+int ranks_gate_load(struct kern *kern, const struct kern_gate_spec *spec,
+                        struct kern_gate **out, struct fault *fault);
+void ranks_experts_free(struct kern *kern, struct kern_experts *experts);
+int ranks_experts_load(struct kern *kern, const struct kern_experts_spec *spec,
+                           struct kern_experts **out, struct fault *fault);
+int ranks_borrow(struct kern *kern, const struct kern *owner);
+
+/* ---- ranks_cache.c ---- */
+
 int ranks_cache_open(struct kern *kern, const struct kern_cache_options *options,
                      struct fault *fault);
 int ranks_cache_fit(struct kern *kern, const struct kern_cache_options *options, int64_t *pages,
