@@ -242,3 +242,9 @@ def slow(start):
         pytest.skip("needs the fake engine's slow steps")
     return lambda *flags, step_us=20000, prefill=1, **options: start(
         *flags, env={"KEEPD_FAKE_STEP_US": str(step_us), "KEEPD_FAKE_PREFILL_STEPS": str(prefill)}, **options)
+
+
+@pytest.fixture
+def patient(slow):
+    """A daemon that takes 5 ms for a token."""
+    return slow(step_us=5000)

@@ -7,11 +7,6 @@ from test_responses import PATH, ask, body, refused, without_ids
 LONG = "a long story " * 30  # 390 tokens
 
 
-@pytest.fixture
-def patient(slow):
-    return slow(step_us=5000)
-
-
 def begin(daemon, text="hello", **fields):
     answer = ask(daemon, text, background=True, **fields)
     assert (answer["status"], answer["background"], answer["output"], answer["usage"]) == ("queued", True, [], None)

@@ -15,11 +15,6 @@ LAST = {"completed": "response.completed", "incomplete": "response.incomplete", 
         "cancelled": "response.failed"}
 
 
-@pytest.fixture
-def patient(slow):
-    return slow(step_us=5000)
-
-
 def split(content):
     """The whole events of a stream, as bytes, without comments."""
     return [part + b"\n\n" for part in content.split(b"\n\n")[:-1] if not part.startswith(b":")]

@@ -353,6 +353,37 @@ Test(oai_tools, free_text_of_strict_tools_holds_no_call) {
                     true);
 }
 
+struct tags_case {
+    const char *tags, *arguments; /* NULL: not allowed */
+};
+
+/* Checks which parameters of a promised call of `f` the body's constraint allows, and the arguments
+ * that the reader makes of them. */
+static void check_promised_tags(enum tool_format format, const char *body,
+                                const struct tags_case *cases, size_t count) {
+    const struct tool_form *form = &tool_forms[format];
+    struct oai_case c;
+    case_open(&c);
+    c.rules.tools.form = form;
+    cr_assert_eq(case_parse(&c, &oai_chat, body), 0, "%s", c.error.message);
+    struct language l = language_of(c.request.constraint);
+    cr_assert_eq(l.rc, 0, "%s", l.fault.text);
+    for (size_t i = 0; i < count; i++) {
+        char text[512];
+        struct buf out;
+        buf_open(&out, 4096);
+        snprintf(text, sizeof text, "%s%sf%s%s%s%s", form->open, form->before, form->arguments,
+                 cases[i].tags, form->after, form->close);
+        cr_expect_eq(language_holds(&l, text), cases[i].arguments != NULL, "%s", text);
+        read_calls(&c.request.tools, text, &out);
+        if (cases[i].arguments && *cases[i].tags)
+            cr_expect_str_eq(out.data + 1, cases[i].arguments, "%s", text);
+        buf_close(&out);
+    }
+    language_close(&l);
+    case_close(&c);
+}
+
 /* Promised calls in tags keep to the schema, and the reader gives arguments as they were meant. */
 Test(oai_tools, promised_tags_keep_to_the_schema) {
     static const char body[] =
@@ -370,9 +401,7 @@ Test(oai_tools, promised_tags_keep_to_the_schema) {
         "\"$defs\":{\"n\":{\"type\":\"integer\",\"maximum\":5},\"v\":{\"type\":[\"string\"],"
         "\"enum\":[\"1\","
         "\"2\"]},\"c\":{\"anyOf\":[{\"$ref\":\"#/$defs/c\"},{\"type\":\"string\"}]}}}}}]}";
-    static const struct {
-        const char *tags, *arguments; /* NULL: not allowed */
-    } cases[] = {
+    static const struct tags_case cases[] = {
         {"<parameter=s>\nab\n</parameter>\n", "{\"s\": \"ab\"}"},
         {"<parameter=s>\n12\n</parameter>\n", "{\"s\": \"12\"}"},
         {"<parameter=s>\n{\n\n</parameter>\n", "{\"s\": \"{\\n\"}"},
@@ -414,28 +443,7 @@ Test(oai_tools, promised_tags_keep_to_the_schema) {
          "{\"s\": \"ab\", \"l\": [\"a\", \"\"]}"},
         {"<parameter=s>\nab\n</parameter>\n<parameter=x>\n1\n</parameter>\n", NULL},
     };
-    struct oai_case c;
-    case_open(&c);
-    c.rules.tools.form = &tool_forms[TOOL_FORMAT_QWEN3_CODER];
-    cr_assert_eq(case_parse(&c, &oai_chat, body), 0, "%s", c.error.message);
-    struct language l = language_of(c.request.constraint);
-    cr_assert_eq(l.rc, 0, "%s", l.fault.text);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char text[512], arguments[512] = "";
-        snprintf(text, sizeof text, "<tool_call>\n<function=f>\n%s</function>\n</tool_call>",
-                 cases[i].tags);
-        cr_expect_eq(language_holds(&l, text), cases[i].arguments != NULL, "%s", text);
-        struct tool_reader reader = {.tools = &c.request.tools};
-        struct tool_piece piece;
-        while ((piece = tool_reader_next(&reader, text, strlen(text), true)).kind != TOOL_MORE) {
-            size_t size;
-            const char *at = tool_piece_text(&piece, text, &size);
-            if (piece.kind == TOOL_ARGUMENTS) strncat(arguments, at, size);
-        }
-        if (cases[i].arguments) cr_expect_str_eq(arguments, cases[i].arguments);
-    }
-    language_close(&l);
-    case_close(&c);
+    check_promised_tags(TOOL_FORMAT_QWEN3_CODER, body, cases, sizeof cases / sizeof *cases);
 }
 
 /* Promised calls in other notations keep to the schema, and their arguments are read as JSON. */
@@ -522,9 +530,7 @@ Test(oai_tools, promised_tags_nest) {
         "\"q\":{\"type\":\"array\",\"items\":{\"enum\":[\"1\",\"b\"]}},"
         "\"u\":{\"type\":\"array\",\"items\":{\"type\":\"boolean\"},\"uniqueItems\":true},"
         "\"w\":{\"items\":{\"type\":\"boolean\"},\"uniqueItems\":true}}}}}]}";
-    static const struct {
-        const char *tags, *arguments; /* NULL: not allowed */
-    } cases[] = {
+    static const struct tags_case cases[] = {
         {"", "{}"},
         {IN("o", IN("s", "x y") IN("n", "3")), "{\"o\": {\"s\": \"x y\", \"n\": 3}}"},
         {IN("l", IN("item", "a") IN("item", "b")), "{\"l\": [\"a\", \"b\"]}"},
@@ -553,27 +559,7 @@ Test(oai_tools, promised_tags_nest) {
         {IN("l", IN("item", "c")), NULL},
         {IN("l", IN("item", "a") IN("item", "a") IN("item", "a")), NULL},
     };
-    const struct tool_form *form = &tool_forms[TOOL_FORMAT_MINIMAX_M3];
-    struct oai_case c;
-    case_open(&c);
-    c.rules.tools.form = form;
-    cr_assert_eq(case_parse(&c, &oai_chat, body), 0, "%s", c.error.message);
-    struct language l = language_of(c.request.constraint);
-    cr_assert_eq(l.rc, 0, "%s", l.fault.text);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char text[512];
-        struct buf out;
-        buf_open(&out, 4096);
-        snprintf(text, sizeof text, "%s%sf%s%s%s%s", form->open, form->before, form->arguments,
-                 cases[i].tags, form->after, form->close);
-        cr_expect_eq(language_holds(&l, text), cases[i].arguments != NULL, "%s", text);
-        read_calls(&c.request.tools, text, &out);
-        if (cases[i].arguments && *cases[i].tags)
-            cr_expect_str_eq(out.data + 1, cases[i].arguments, "%s", text);
-        buf_close(&out);
-    }
-    language_close(&l);
-    case_close(&c);
+    check_promised_tags(TOOL_FORMAT_MINIMAX_M3, body, cases, sizeof cases / sizeof *cases);
 #undef NS
 #undef IN
 }
