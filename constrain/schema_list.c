@@ -31,8 +31,8 @@ struct contains {
     const struct element_list *list;
     const cJSON *schema, *opposite; /* opposite: NULL without an upper bound */
     uint32_t min, max;
-    uint32_t most; /* so many elements are counted; later ones are treated alike */
-    uint32_t top;  /* so many elements that satisfy the schema are counted */
+    uint32_t most; /* number of elements that are counted; later ones are treated alike */
+    uint32_t top;  /* the highest count of elements that satisfy the schema */
 };
 
 /* Builds the element at a place. `satisfies`: it satisfies the schema; otherwise it need not or,

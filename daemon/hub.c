@@ -107,7 +107,8 @@ static bool add_hub_text(void *arg, const struct hub_answer *answer, const char 
     return !((struct buf *)arg)->failed;
 }
 
-/* Gets a short text. What may succeed later is asked again; a hub that cannot be reached is not. */
+/* Gets a short text. Tries again if the failure may be temporary, but not if the hub cannot be
+ * reached. */
 static int get_hub_text(struct hub *hub, const char *path, struct buf *body,
                         struct hub_answer *answer, struct fault *fault) {
     int rc;
@@ -306,8 +307,8 @@ static bool add_part_bytes(void *arg, const struct hub_answer *answer, const cha
     return true;
 }
 
-/* Fetches what is missing. An attempt that brought a good part of what was never here does not
- * count as failed, so there are at most as many attempts as the file has such parts, and a few. */
+/* Fetches what is missing. An attempt that brought PROGRESS_BYTES new bytes does not count as failed.
+ * So the number of attempts is bounded by the file's size over PROGRESS_BYTES, plus a few. */
 static int fetch_rest(struct part *part, struct fault *fault) {
     struct hub *hub = part->hub;
     struct hub_answer answer = {0};

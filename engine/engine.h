@@ -232,8 +232,9 @@ struct engine_fit {
     int text_count;
     const char *out; /* the gates' file */
     enum engine_fit_out how;
-    /* File of what was measured (engine/fit_work.h), which a later fit of this model goes on from;
-     * NULL: none. While another process uses it, a NEW fit goes without, the others wait. */
+    /* File of measurements (engine/fit_work.h), with which a later fit of this model goes on; NULL:
+     * none. While another process uses it, a fit with ENGINE_FIT_NEW goes without it, and others
+     * wait. */
     const char *work;
     int minutes; /* 0: as long as it takes; otherwise measuring ends after three quarters */
     uint64_t seed;

@@ -623,7 +623,7 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
 /* Memory beside weights, activations and pages: threads, tables of pages, texts of answers; and of
  * each token of the vocabulary, in the tokenizer and in masks. */
 #define MEMORY_BASE      ((int64_t)16 << 20)
-#define MEMORY_TABLES    16 /* so many parts of the pool are one more in tables */
+#define MEMORY_TABLES    16 /* tables take 1/16 of the pool's size in addition */
 #define MEMORY_PER_TOKEN 256
 
 /* The most memory that the engine takes. Weights are shared by replicas, where the backend can.

@@ -254,7 +254,7 @@ int model_config_find_family(const cJSON *root, const struct family **out, struc
 /* Fields of one family, which mean another computation in a file of the others. */
 static const struct own_field {
     const char *name;
-    size_t family; /* offset of the member that says whose it is: a number or bool, not 0 */
+    size_t family; /* offset of a number or bool, which is not 0 in families that have the field */
     size_t size;
 } own_fields[] = {
 #define OWN(name, member)                                                                          \

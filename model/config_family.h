@@ -80,9 +80,9 @@ struct family {
     bool query_scale;     /* rope_parameters may have "llama_4_scaling_beta" */
     bool from_last;       /* every n-th layer is counted from the last one */
     bool sigmoid, select_bias; /* see struct model_config */
-    bool shared_experts;       /* n_shared_experts of them, as wide together */
-    int shared_gate_ff;        /* or one with a gate, of a width of its own, when the file does not
-                                  say: shared_expert_intermediate_size */
+    bool shared_experts; /* n_shared_experts, which together are that many times as wide */
+    int shared_gate_ff;  /* one shared expert with a gate: shared_expert_intermediate_size when the
+                            file does not say; 0: none */
     bool groups;               /* n_group, topk_group */
     bool scaled;               /* routed_scaling_factor */
     bool dense_first;          /* first_k_dense_replace */

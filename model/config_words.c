@@ -1,6 +1,5 @@
-/* One set of words for what files say in several: text parts, names of families, ways to say
- * "none".
- */
+/* Rewrites a configuration in one vocabulary, because files differ: where the text model's fields
+ * are, the names of families, and how they say "none". */
 #include <string.h>
 
 #include "base/json.h"

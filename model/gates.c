@@ -64,7 +64,7 @@ static int read_horizon(const cJSON *root, struct gates_header *out, struct faul
     return rc;
 }
 
-/* The protected tokens and the form of the score. */
+/* Reads the default numbers of protected tokens and the form of the score. */
 static int read_rule(const cJSON *root, struct gates_header *out, struct fault *fault) {
     int64_t sinks = out->sinks, recent = out->recent;
     bool parity = false;

@@ -304,8 +304,8 @@ int works_open(struct server *server, struct fault *fault);
 void works_add(struct exchange *exchange); /* exchange_prepared follows, always later */
 
 /* prepare.c: parses a body on a libuv worker; uses only the exchange and immutable data. */
-void prepare_run(uv_work_t *work);           /* with exchange->again set: to be queued once more */
-void prepare_end(struct exchange *exchange); /* instead of that: frees what the work needed */
+void prepare_run(uv_work_t *work);           /* sets exchange->again if it must be queued again */
+void prepare_end(struct exchange *exchange); /* frees what the work needed, if it is not */
 /* Computes the space of the client's conversations with this salt, on this server's model. */
 int prepare_space(const struct exchange *exchange, const char *salt, uint8_t space[16]);
 

@@ -25,8 +25,8 @@
 #include "engine/steps/pace.h"
 #include "kernels/kern.h"
 
-#define DRAFTER_COLD         2   /* the first so many steps, whose times are not typical */
-#define DRAFTER_SKIPPED      256 /* unused for so many steps, its times are forgotten */
+#define DRAFTER_COLD         2   /* first steps, whose times are not typical */
+#define DRAFTER_SKIPPED      256 /* steps without use after which its times are forgotten */
 #define DRAFTER_SINKS        4
 #define DRAFTER_ROWS         256 /* the most rows in one of its steps */
 #define DRAFTER_ASKED        32  /* the most texts in one of its steps */

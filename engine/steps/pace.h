@@ -42,21 +42,21 @@ struct pace {
 /* The part of a step of one row that a further row adds, while that was not measured. */
 #define PACE_ROW_PART    0.12
 #define PACE_DRAFT_STEPS 1024 /* steps after which the times of drafts are measured anew */
-#define PACE_DOUBT       0.04 /* part of what they are above what is supposed, lost in each step */
+#define PACE_DOUBT       0.04 /* part of their excess over the assumed time that is forgotten in each step */
 
-/* Steps of prompts alone take about so long and have at least so many rows, so that a chat that
- * arrives meanwhile is read soon: fewer rows than that cost more processor time for each. */
+/* The time that a step of prompts alone takes at most, about, and the least rows that it has. A chat
+ * that arrives meanwhile is then read soon; fewer rows would cost more processor time for each. */
 #define PACE_ALONE_NS    4e8
 #define PACE_ALONE_LEAST 256
 
 /* Prompt rows for a step with `streams` generating sequences. `percent`: 0 = no limit. */
 int32_t pace_rows(const struct pace *pace, int streams, int percent, int32_t rows_max);
 
-/* Returns how long a step with so many generating sequences and no prompt rows takes, in
+/* Returns how long a step with `streams` generating sequences and no prompt rows takes, in
  * nanoseconds, by the nearest numbers that were measured. Where only larger or only smaller ones
  * were, the time is in proportion. 0: not known. */
 double pace_streams_ns(const struct pace *pace, int streams);
-/* Returns how long reading a prompt of so many rows takes alone, in nanoseconds; 0: not known. */
+/* Returns how long reading a prompt of `rows` rows takes alone, in nanoseconds; 0: not known. */
 double pace_prompt_ns(const struct pace *pace, int32_t rows);
 /* Returns whether these prompt rows are worth a step of their own, beside as many generating
  * sequences: whether their own time would grow by a quarter or more in a step with all. */

@@ -408,9 +408,9 @@ static int32_t steps_needed(const struct sched *sched, const struct engine_job *
 
 /* Capacity that other jobs may use without delaying the head. */
 struct spare {
-    int32_t steps; /* jobs that end within so many steps may use everything */
-    int places;    /* the others may use so many places, and so many pages */
-    int64_t pages;
+    int32_t steps; /* jobs that end within this number of steps may use everything */
+    int places;    /* places that other jobs may use */
+    int64_t pages; /* pages that other jobs may use */
 };
 
 /* Returns in how many steps the head fits if the running sequences generate all they may, and what

@@ -17,7 +17,7 @@ struct rounding {
     const float *x;
     char *to;
     struct cpu_x_block *blocks;
-    int64_t cols, step; /* step: from place to place */
+    int64_t cols, step; /* step: blocks from one place to the next */
     int offset;
     bool split;             /* halves of blocks have scales of their own */
     float last[KERN_BLOCK]; /* the last block with zeros behind, if it is not whole */

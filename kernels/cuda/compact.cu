@@ -69,7 +69,7 @@ static __device__ __forceinline__ int chunk_count(const struct chunk &chunk) {
     return count;
 }
 
-/* Pages [from, to) of a stream that are written: pages behind the first gap; all kept pages where
+/* An eviction writes pages [from, to) of a stream: those behind the first gap, or all kept pages where
  * entries remember their score. */
 struct written {
     int from, to;

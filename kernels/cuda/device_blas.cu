@@ -105,7 +105,8 @@ static bool set_scales(cublasLtMatmulDesc_t operation, const struct matmul_args 
            set(operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &a->x_scale, sizeof a->x_scale);
 }
 
-/* Several products of one layout, the operands of each so many numbers after the last one's. */
+/* Sets a batch of products of one layout; `offset`: numbers from one product's operand to the
+ * next. */
 static bool set_batch(cublasLtMatrixLayout_t layout, int64_t parts, int64_t offset) {
     const int32_t count = static_cast<int32_t>(parts);
     return lt.cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
@@ -479,8 +480,9 @@ int device_products(struct device *device, struct cuda_product *list, int most) 
 
 /* ---- Multiplying ---- */
 
-/* If the shape's algorithm rejects so many rows, which no document excludes, another one is used
- * for these: then a row's result may depend on the other rows, which is logged once. */
+/* Multiplies with the shape's algorithm. The library's documents do not exclude that it rejects this
+ * number of rows. Another algorithm is then used for it, so that a row's result may depend on the
+ * other rows; this is logged once. */
 static void multiply(struct device *device, const struct matmul_args *a) {
     const struct product_library library = library_of(device);
     const struct product_shape shape = shape_of(a);

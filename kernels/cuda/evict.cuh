@@ -153,7 +153,7 @@ void look_all(struct cuda *cuda, const struct look_args &args);
 /* Allocates its results. The largest comes last: it grows with the entries, and arguments of a step
  * should not change with it (graph.h). */
 void look_room(struct pieces *room, struct look_args *args, const struct look_sizes *sizes);
-/* Gives a look of so many streams, which have at most `items` chunks, its parts. */
+/* Gives a look its parts of the arrays; its streams have at most `items` chunks together. */
 void look_place(struct look *look, int64_t streams, int64_t items, int group,
                 struct look_sizes *sizes);
 /* The queries of a slot's window; `positions` has room for KERN_WINDOW_MAX, and the caller stages

@@ -134,7 +134,7 @@ struct choose_args {
     float scale;
 };
 
-/* A row's experts in the eyes of its warp. */
+/* The scores of a row's experts, as its warp computes them. */
 struct scores {
     const float *logits, *bias; /* bias NULL: none */
     bool plain;                 /* logits decide, and weights are powers of e */

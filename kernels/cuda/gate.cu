@@ -16,8 +16,8 @@
 #define STEP         16  /* inputs of an mma */
 #define PART_STEPS   8
 #define TILE         64 /* outputs of a block, and rows of a block that has many */
-#define FEW_ROWS     8  /* up to so many, blocks have so many */
-#define APART_TILES  64 /* up to so many tiles, every part has blocks of its own */
+#define FEW_ROWS     8  /* rows of a block where there are not more */
+#define APART_TILES  64 /* up to 64 tiles, every part has blocks of its own */
 #define LAST_THREADS 512
 
 struct gate_layer {

@@ -47,10 +47,11 @@ struct product_algorithm {
     uint64_t data[8];
 };
 
-/* The functions of a library. `find`: algorithms for so many rows that do not split the inner
- * dimension, best first; returns their number. `same`: multiplies random rows with both; do both
- * accept the rows, and are all bits equal? `in_turn`, for a shape with several parts: does adding
- * one part after the other to y give the bits of the ordered sum of all? */
+/* The functions of a library. `find` returns the number of algorithms for this number of rows that
+ * do not split the inner dimension, and lists them, the best first. `same` multiplies random rows
+ * with both, and returns whether both accept the rows and all bits are equal. `in_turn`, for a shape
+ * with several parts, returns whether adding one part after the other to y gives the bits of the
+ * ordered sum of all. */
 struct product_library {
     void *arg;
     int (*find)(void *arg, const struct product_shape *shape, int64_t rows,
@@ -63,7 +64,7 @@ struct product_library {
 /* The algorithm of a bucket. */
 struct product_choice {
     struct product_algorithm algorithm;
-    bool refuses; /* the library has none for so many rows */
+    bool refuses; /* the library has none for these numbers of rows */
     bool odd;     /* the bits may be others than those of the shape's own algorithm */
 };
 
@@ -84,21 +85,23 @@ struct products {
 int product_bucket(int64_t rows);
 int64_t product_bucket_rows(int bucket);
 
-/* The algorithm for so many rows; NULL: there is none. Valid until the next call. */
+/* Returns the algorithm for a number of rows; NULL: there is none. Valid until the next call. */
 const struct product_algorithm *products_find(struct products *products,
                                               const struct product_library *library,
                                               const struct product_shape *shape, int64_t rows);
 /* The library has refused what products_find returned. Afterwards that returns another algorithm,
- * or NULL. True: it is one whose bits may be others, which is new. */
+ * or NULL. Returns true if the bits of that algorithm may differ from the shape's own, and no earlier
+ * one's did. */
 bool products_refused(struct products *products, const struct product_library *library,
                       const struct product_shape *shape, int64_t rows);
 /* Chooses for every bucket; the first call for a shape only. */
 void products_compare(struct products *products, const struct product_library *library,
                       const struct product_shape *shape);
-/* Has the library an algorithm for the shape, for every number of rows, as far as is known? */
+/* Returns whether the library has an algorithm for the shape, for every number of rows that is known. */
 bool products_has(struct products *products, const struct product_library *library,
                   const struct product_shape *shape);
-/* May the shape's parts be multiplied one after the other? False before products_compare. */
+/* Returns whether the shape's parts may be multiplied one after the other; false before
+ * products_compare. */
 bool products_in_turn(const struct products *products, const struct product_shape *shape);
 
 #endif

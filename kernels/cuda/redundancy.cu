@@ -99,7 +99,7 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS) k_key_norms(const stru
 
 /* ---- Look-alikes ---- */
 
-/* PRODUCT_ROWS keys of a stream; for each the most similar key of the stream is searched. */
+/* PRODUCT_ROWS keys of a stream. A block searches a look-alike (kern.h) of each. */
 struct seekers {
     struct product product;
     float *norms; /* shared, [PRODUCT_KEYS]: norms of the current keys */

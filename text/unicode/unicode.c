@@ -146,7 +146,7 @@ bool unicode_has(struct unicode_property property, uint32_t code) {
            in_ranges(unicode_set_more + set->more, set->count, code);
 }
 
-/* The next code point after `code` where unicode_has may change its mind. */
+/* Returns the next code point after `code` for which unicode_has may return another value. */
 static uint32_t next_border(struct unicode_property property, uint32_t code) {
     if (property.set < 0)
         return next_start(unicode_script_starts, unicode_script_starts_count, code);
