@@ -553,7 +553,7 @@ static bool report_usage_error(const char *text) {
 }
 
 /* Returns false if an option was refused, and after --help. */
-static bool read_option(struct chat *chat, int option, char *key, size_t key_size, int *status) {
+static bool chat_read_option(struct chat *chat, int option, char *key, size_t key_size, int *status) {
     struct dialogue_settings *settings = &chat->settings;
     char *end;
     switch (option) {
@@ -610,7 +610,7 @@ static bool read_chat_arguments(struct chat *chat, int argc, char **argv, char *
     if (!where || !*where) where = DEFAULT_URL;
     opterr = 0;
     for (int option; (option = getopt_long(argc, argv, "", long_options, NULL)) != -1;)
-        if (!read_option(chat, option, key, key_size, status)) return false;
+        if (!chat_read_option(chat, option, key, key_size, status)) return false;
     if (argc - optind > 1) return report_usage_error("more than one URL");
     if (!is_key(chat->options.key))
         return report_usage_error(

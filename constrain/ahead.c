@@ -33,7 +33,7 @@ static int first_of(struct automaton *a, uint32_t state, const char *list,
  * ',' and ':', as most models write; at the beginning of a word a letter or digit; then a byte that
  * ends the word, or one that the word does not have yet. -1: no byte may follow. *choices: 2 if
  * more than one byte may follow. */
-static int choose(struct automaton *a, uint32_t state, int last, const struct word *word,
+static int ahead_choose(struct automaton *a, uint32_t state, int last, const struct word *word,
                   int *choices) {
     const char *ends = word->quoted ? "\"" : "\"}],:";
     static const char inner[] = "a@.1-T:/e0";
@@ -72,7 +72,7 @@ static void follow(struct automaton *a, struct mask_maker *maker, uint32_t *mask
     int byte = 0, choices;
     for (int i = 0; i < AHEAD_BYTES && byte >= 0 && a->pool.rc == 0; i++) {
         int last = byte;
-        byte = choose(a, state, last, &word, &choices);
+        byte = ahead_choose(a, state, last, &word, &choices);
         if (a->pool.rc == 0 && byte >= 0 && (choices > 1 || !is_letter(last)))
             (void)mask_make(maker, a, state, mask);
         if (a->pool.rc != 0 || byte < 0) return;

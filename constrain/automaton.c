@@ -326,7 +326,7 @@ static uint32_t near_stack(struct automaton *a, uint32_t stack, int64_t bytes, i
 }
 
 /* Can many tokens be read? Where few can, a mask costs less than a near state. */
-static bool is_wide(const struct automaton *a, uint32_t first, uint32_t count) {
+static bool automaton_is_wide(const struct automaton *a, uint32_t first, uint32_t count) {
     for (uint32_t i = first; i < first + count; i++)
         if (node_at(&a->pool, a->items[i].node)->wide) return true;
     return false;
@@ -335,7 +335,7 @@ static bool is_wide(const struct automaton *a, uint32_t first, uint32_t count) {
 uint32_t automaton_near(struct automaton *a, uint32_t id, int i, uint32_t bytes) {
     uint32_t near = a->states[id].near[i], first = a->states[id].first, count = a->states[id].count;
     if (near != 0) return near;
-    if (!is_wide(a, first, count)) return id;
+    if (!automaton_is_wide(a, first, count)) return id;
     open_items(a);
     a->accepts = a->states[id].accepts;
     for (uint32_t k = 0; k < count && a->pool.rc == 0; k++) {

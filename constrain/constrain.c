@@ -51,7 +51,7 @@ static const char *field_of(const struct constrain_part *part) {
     return part->field != NULL ? part->field : "";
 }
 
-static uint32_t fail(struct building *b, int rc, const struct constrain_part *part,
+static uint32_t constrain_fail(struct building *b, int rc, const struct constrain_part *part,
                      const char *text) {
     if (b->rc == 0 && b->pool.rc == 0) b->rc = fault_set(b->fault, rc, field_of(part), "%s", text);
     return NODE_NONE;
@@ -64,8 +64,8 @@ static uint32_t text_part(struct building *b, const struct constrain_part *part)
     int rc = part->kind == CONSTRAIN_REGEX
                  ? regex_compile(&b->pool, part->text, part->size, REGEX_WHOLE, &node, &fault)
                  : grammar_compile(&b->pool, part->text, part->size, &node, &fault);
-    if (rc != 0) return fail(b, rc, part, fault.code != 0 ? fault.text : err_text(rc));
-    if (node == NODE_NONE) return fail(b, ERR_INVALID, part, "no text matches it");
+    if (rc != 0) return constrain_fail(b, rc, part, fault.code != 0 ? fault.text : err_text(rc));
+    if (node == NODE_NONE) return constrain_fail(b, ERR_INVALID, part, "no text matches it");
     return node;
 }
 
@@ -89,7 +89,7 @@ static uint32_t schema_part(struct building *b, const struct constrain_part *par
     int rc = schema_compile(nodes_of(b, part), part->schema, &options, &node, b->fault);
     if (rc != 0 && b->pool.rc == 0) b->rc = rc;
     if (rc == 0 && node == NODE_NONE)
-        return fail(b, ERR_INVALID, part, "no value satisfies the schema");
+        return constrain_fail(b, ERR_INVALID, part, "no value satisfies the schema");
     return node;
 }
 
@@ -145,30 +145,30 @@ static int refuse_pool(const struct building *b, const struct constrain_part *pa
                      CONSTRAIN_NODES_MAX);
 }
 
-static int finish(struct building *b, const struct constrain_part *part, int rc) {
+static int constrain_finish(struct building *b, const struct constrain_part *part, int rc) {
     if (rc == 0) rc = b->rc;
     return b->pool.rc != 0 ? refuse_pool(b, part, b->pool.rc) : rc;
 }
 
-static int build(struct building *b, const struct constrain_part *part, uint32_t *root) {
+static int constrain_build(struct building *b, const struct constrain_part *part, uint32_t *root) {
     uint32_t rule = 0;
     json_nodes_open(&b->json, &b->pool, part->one_spacing, NULL);
     *root = part_node(b, part);
     int rc = b->rc != 0 ? b->rc : rules_prepare(&b->pool, *root, root, &rule);
     if (rc == ERR_UNSUPPORTED && b->rc == 0)
-        fail(b, rc, part,
+        constrain_fail(b, rc, part,
              "a rule that begins with itself by way of other rules (left recursion) is not "
              "supported");
     if (rc == 0 && b->pool.rc == 0 && *root == NODE_NONE)
-        rc = (fail(b, ERR_INVALID, part, "no text satisfies it"), ERR_INVALID);
-    return finish(b, part, rc);
+        rc = (constrain_fail(b, ERR_INVALID, part, "no text satisfies it"), ERR_INVALID);
+    return constrain_finish(b, part, rc);
 }
 
 /* ---- Opening ---- */
 
 /* Frees the memory that only the compilation needed, and prepares the memory that the first masks
  * will need. */
-static int prepare(struct constrain *c) {
+static int constrain_prepare(struct constrain *c) {
     automaton_shrink(&c->automaton);
     automaton_prepare(&c->automaton);
     if (c->automaton.pool.rc != 0) return c->automaton.pool.rc;
@@ -181,7 +181,7 @@ static int open_language(struct constrain *c, struct building *b, uint32_t root,
                          const struct constrain_tokens *tokens) {
     int rc = automaton_open(&c->automaton, &b->pool, root);
     if (rc == 0) rc = mask_maker_open(&c->maker, tokens);
-    if (rc == 0) rc = prepare(c);
+    if (rc == 0) rc = constrain_prepare(c);
     if (rc == 0 && pthread_mutex_init(&c->lock, NULL) != 0) rc = ERR_NOMEM;
     if (rc == 0) return 0;
     mask_maker_close(&c->maker);
@@ -198,7 +198,7 @@ static bool charge(struct constrain *c, size_t bytes) {
     return !more || used <= c->budget->limit;
 }
 
-static size_t size_of(const struct constrain *c) {
+static size_t constrain_size_of(const struct constrain *c) {
     return sizeof *c + automaton_bytes(&c->automaton) + mask_maker_bytes(&c->maker);
 }
 
@@ -225,14 +225,14 @@ static uint64_t work_for(const struct constrain_part *part) {
 }
 
 /* Compiles into *c. */
-static int compile(struct constrain *c, const struct constrain_part *part,
+static int constrain_compile(struct constrain *c, const struct constrain_part *part,
                    const struct constrain_tokens *tokens, struct fault *fault) {
     struct building b = {.fault = fault};
     uint32_t root;
     if (!node_pool_open(&b.pool, CONSTRAIN_NODES_MAX))
         return fault_set(fault, ERR_NOMEM, field_of(part), "%s", err_text(ERR_NOMEM));
     b.pool.work_limit = work_for(part);
-    int rc = build(&b, part, &root);
+    int rc = constrain_build(&b, part, &root);
     if (rc == 0) {
         rc = open_language(c, &b, root, tokens);
         if (rc != 0) rc = refuse_pool(&b, part, rc);
@@ -249,9 +249,9 @@ int constrain_open(const struct constrain_part *part, const struct constrain_tok
     struct constrain *c = mem_try_alloc(1, sizeof *c);
     if (c == NULL) return fault_set(fault, ERR_NOMEM, field_of(part), "%s", err_text(ERR_NOMEM));
     c->budget = budget;
-    int rc = charge(c, CONSTRAIN_COMPILE_BYTES) ? compile(c, part, tokens, fault) : ERR_FULL;
+    int rc = charge(c, CONSTRAIN_COMPILE_BYTES) ? constrain_compile(c, part, tokens, fault) : ERR_FULL;
     if (rc == 0) {
-        (void)charge(c, size_of(c));
+        (void)charge(c, constrain_size_of(c));
         *out = c;
         return 0;
     }
@@ -284,7 +284,7 @@ static struct kept *find_kept(struct constrain *c, const struct constrain_at *at
 
 /* Moves an answer on from `at` to `to`, whose state is of the present generation, and records the
  * new state in the ring. */
-static void go_on(struct constrain *c, struct constrain_at *at, const struct constrain_at *to) {
+static void constrain_go_on(struct constrain *c, struct constrain_at *at, const struct constrain_at *to) {
     struct kept *kept = at->generation != 0 ? find_kept(c, at) : NULL;
     if (kept == NULL) {
         kept = &c->kept[c->next_kept];
@@ -295,7 +295,7 @@ static void go_on(struct constrain *c, struct constrain_at *at, const struct con
 }
 
 /* Forgets all states but that of the answer that asks and, with `others`, those in the ring. */
-static void keep(struct constrain *c, struct constrain_at *at, bool others) {
+static void constrain_keep(struct constrain *c, struct constrain_at *at, bool others) {
     uint32_t states[CONSTRAIN_KEPT_MAX + 1];
     struct kept *owners[CONSTRAIN_KEPT_MAX];
     bool mine = at->generation == c->automaton.generation && at->state > AUTOMATON_DEAD;
@@ -317,9 +317,9 @@ static void keep(struct constrain *c, struct constrain_at *at, bool others) {
     at->state = states[count];
 }
 
-static void forget(struct constrain *c, struct constrain_at *at) {
-    keep(c, at, true);
-    if (automaton_is_full(&c->automaton)) keep(c, at, false);
+static void constrain_forget(struct constrain *c, struct constrain_at *at) {
+    constrain_keep(c, at, true);
+    if (automaton_is_full(&c->automaton)) constrain_keep(c, at, false);
     mask_maker_forget(&c->maker);
     if (c->shrinks) {
         automaton_shrink(&c->automaton);
@@ -330,7 +330,7 @@ static void forget(struct constrain *c, struct constrain_at *at) {
 
 /* Finds the answer's state in the present generation, or reads its text again from the beginning.
  */
-static void find(struct constrain *c, struct constrain_at *at) {
+static void constrain_find(struct constrain *c, struct constrain_at *at) {
     struct automaton *a = &c->automaton;
     if (at->generation == a->generation) return;
     struct kept *kept = at->generation != 0 ? find_kept(c, at) : NULL;
@@ -370,12 +370,12 @@ static int look_on(struct constrain *c, struct constrain_at *at, struct constrai
                    const struct question *q) {
     struct automaton *a = &c->automaton;
     size_t known = q->size < to->reached ? q->size : to->reached;
-    find(c, to);
+    constrain_find(c, to);
     bool again = to->read < known;
     int rc = read_on(a, to, q->text, known);
     if (again && to->state > AUTOMATON_DEAD) {
         if (to->read > to->again) to->again = to->read;
-        go_on(c, at, to);
+        constrain_go_on(c, at, to);
     }
     if (rc == 0) rc = read_on(a, to, q->text, q->size);
     if (rc != 0 || q->next == NULL) return rc;
@@ -395,12 +395,12 @@ static int look_often(struct constrain *c, struct constrain_at *at, const struct
     bool first = true;
     for (;;) {
         if (c->forgets && !effort->may_wait) return ERR_BUSY;
-        if (c->forgets) forget(c, &to);
+        if (c->forgets) constrain_forget(c, &to);
         size_t before = to.read;
         int rc = look_on(c, at, &to, q);
         if (rc == 0) {
             to.reached = to.read;
-            go_on(c, at, &to);
+            constrain_go_on(c, at, &to);
         }
         if (a->pool.rc == 0) return rc;
         if (node_pool_resume(&a->pool)) return ERR_BUSY;
@@ -427,11 +427,11 @@ static int count_work(struct constrain *c, struct constrain_at *at, bool led_on,
 }
 
 static void charge_all(struct constrain *c, struct constrain_at *at, bool may_wait) {
-    if (charge(c, size_of(c))) return;
+    if (charge(c, constrain_size_of(c))) return;
     c->forgets = c->shrinks = true;
     if (!may_wait) return;
-    forget(c, at);
-    (void)charge(c, size_of(c));
+    constrain_forget(c, at);
+    (void)charge(c, constrain_size_of(c));
 }
 
 static int look(struct constrain *c, struct constrain_at *at, const struct question *q,
@@ -491,7 +491,7 @@ size_t constrain_foresee(struct constrain *c, const struct constrain_at *at, con
         if (!node_pool_resume(&a->pool)) c->forgets = true;
     }
     effort->work = a->pool.work - begin + found;
-    if (!charge(c, size_of(c))) c->forgets = c->shrinks = true;
+    if (!charge(c, constrain_size_of(c))) c->forgets = c->shrinks = true;
     pthread_mutex_unlock(&c->lock);
     return found;
 }

@@ -2,15 +2,15 @@
 #include "constrain/grammar_int.h"
 #include "constrain/unicode.h"
 
-static uint32_t read_alternatives(struct grammar *g);
+static uint32_t gbnf_read_alternatives(struct grammar *g);
 
-static bool is_name(char c) {
+static bool gbnf_is_name(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
            c == '-';
 }
 
 /* Skips space, line breaks and comments. */
-static void skip_space(struct grammar *g) {
+static void gbnf_skip_space(struct grammar *g) {
     for (; g->at < g->size; g->at++) {
         char c = g->text[g->at];
         if (c == '#')
@@ -23,7 +23,7 @@ static void skip_space(struct grammar *g) {
 
 /* Returns the end of the name at `at`; `at` itself if there is none. */
 static size_t name_end(const struct grammar *g, size_t at) {
-    while (at < g->size && is_name(g->text[at])) at++;
+    while (at < g->size && gbnf_is_name(g->text[at])) at++;
     return at;
 }
 
@@ -37,21 +37,21 @@ static bool at_rule(const struct grammar *g) {
 
 /* ---- Symbols ---- */
 
-static int64_t read_member(struct grammar *g) {
+static int64_t gbnf_read_member(struct grammar *g) {
     if (grammar_take(g, "\\")) return grammar_escape(g);
     return point_read(g->text, g->size, &g->at);
 }
 
-static uint32_t read_class(struct grammar *g) {
+static uint32_t gbnf_read_class(struct grammar *g) {
     struct point_set set = {0};
     size_t begin = g->at - 1;
     bool negative = grammar_take(g, "^");
     while (!grammar_ended(g) && grammar_peek(g) != ']') {
-        int64_t low = read_member(g), high = low;
+        int64_t low = gbnf_read_member(g), high = low;
         if (g->rc != 0) break;
         if (grammar_peek(g) == '-' && g->at + 1 < g->size && g->text[g->at + 1] != ']') {
             g->at++;
-            high = read_member(g);
+            high = gbnf_read_member(g);
             if (g->rc == 0 && low > high)
                 grammar_refuse(g, ERR_INVALID, begin, "a range whose ends are in the wrong order");
         }
@@ -64,10 +64,10 @@ static uint32_t read_class(struct grammar *g) {
     return node;
 }
 
-static uint32_t read_group(struct grammar *g) {
+static uint32_t gbnf_read_group(struct grammar *g) {
     size_t begin = g->at - 1;
     if (!grammar_enter(g)) return NODE_NONE;
-    uint32_t node = read_alternatives(g);
+    uint32_t node = gbnf_read_alternatives(g);
     g->depth--;
     if (!grammar_take(g, ")"))
         return grammar_refuse(g, ERR_INVALID, begin, "a group without its ')'");
@@ -77,8 +77,8 @@ static uint32_t read_group(struct grammar *g) {
 static uint32_t read_symbol(struct grammar *g) {
     size_t begin = g->at, end = name_end(g, begin);
     if (grammar_take(g, "\"")) return grammar_quoted(g, false);
-    if (grammar_take(g, "[")) return read_class(g);
-    if (grammar_take(g, "(")) return read_group(g);
+    if (grammar_take(g, "[")) return gbnf_read_class(g);
+    if (grammar_take(g, "(")) return gbnf_read_group(g);
     if (grammar_take(g, ".")) return node_character(g->pool);
     if (grammar_is(g, begin, "<") || grammar_is(g, begin, "!<"))
         return grammar_refuse(g, ERR_UNSUPPORTED, begin, "a token (<...>), which is not supported");
@@ -90,15 +90,15 @@ static uint32_t read_symbol(struct grammar *g) {
 }
 
 /* Reads {m}, {m,} or {m,n}; the opening brace has been read. */
-static void read_bounds(struct grammar *g, int64_t *min, int64_t *max) {
+static void gbnf_read_bounds(struct grammar *g, int64_t *min, int64_t *max) {
     size_t begin = g->at - 1;
-    skip_space(g);
+    gbnf_skip_space(g);
     *min = *max = grammar_number(g);
-    skip_space(g);
+    gbnf_skip_space(g);
     if (grammar_take(g, ",")) {
-        skip_space(g);
+        gbnf_skip_space(g);
         *max = grammar_number(g);
-        skip_space(g);
+        gbnf_skip_space(g);
         if (*min < 0 && *max >= 0) *min = 0; /* {,n} */
     }
     if (!grammar_take(g, "}") || *min < 0)
@@ -107,7 +107,7 @@ static void read_bounds(struct grammar *g, int64_t *min, int64_t *max) {
         grammar_refuse(g, ERR_INVALID, begin, "bounds in the wrong order");
 }
 
-static uint32_t read_repeated(struct grammar *g) {
+static uint32_t gbnf_read_repeated(struct grammar *g) {
     uint32_t node = read_symbol(g);
     for (int count = 1; !grammar_ended(g); count++) {
         int64_t min = 0, max = -1;
@@ -117,7 +117,7 @@ static uint32_t read_repeated(struct grammar *g) {
         else if (grammar_take(g, "?"))
             max = 1;
         else if (grammar_take(g, "{"))
-            read_bounds(g, &min, &max);
+            gbnf_read_bounds(g, &min, &max);
         else if (!grammar_take(g, "*"))
             break;
         if (g->rc == 0 && count > CONSTRAIN_QUANTIFIERS)
@@ -131,32 +131,32 @@ static uint32_t read_repeated(struct grammar *g) {
 
 /* ---- Rules ---- */
 
-static uint32_t read_sequence(struct grammar *g) {
+static uint32_t gbnf_read_sequence(struct grammar *g) {
     uint32_t mark = g->pool->scratch_count, node = NODE_EMPTY;
-    for (skip_space(g); !grammar_ended(g) && grammar_peek(g) != '|' && grammar_peek(g) != ')' &&
+    for (gbnf_skip_space(g); !grammar_ended(g) && grammar_peek(g) != '|' && grammar_peek(g) != ')' &&
                         (g->depth > 0 || !at_rule(g));
-         skip_space(g))
-        node_push(g->pool, read_repeated(g));
+         gbnf_skip_space(g))
+        node_push(g->pool, gbnf_read_repeated(g));
     while (g->pool->scratch_count > mark) node = node_seq(g->pool, node_pop(g->pool), node);
     return node;
 }
 
-static uint32_t read_alternatives(struct grammar *g) {
+static uint32_t gbnf_read_alternatives(struct grammar *g) {
     uint32_t list = node_list_open(g->pool);
-    do node_list_add(g->pool, read_sequence(g));
+    do node_list_add(g->pool, gbnf_read_sequence(g));
     while (grammar_take(g, "|"));
     return node_list_alt(g->pool, list);
 }
 
 void gbnf_read(struct grammar *g) {
-    for (skip_space(g); !grammar_ended(g); skip_space(g)) {
+    for (gbnf_skip_space(g); !grammar_ended(g); gbnf_skip_space(g)) {
         size_t begin = g->at, end = name_end(g, begin);
         if (!at_rule(g)) {
             grammar_refuse(g, ERR_INVALID, begin, "expected a rule, 'name ::= ...'");
             return;
         }
         for (g->at = end; !grammar_take(g, "::=");) g->at++;
-        uint32_t body = read_alternatives(g);
+        uint32_t body = gbnf_read_alternatives(g);
         if (g->rc == 0 && grammar_peek(g) == ')')
             grammar_refuse(g, ERR_INVALID, g->at, "a ')' without its '('");
         if (g->rc == 0 && g->pool->rc == 0)

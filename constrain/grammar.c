@@ -12,7 +12,7 @@
 
 /* ---- Faults ---- */
 
-static void place_of(const struct grammar *g, size_t at, size_t *line, size_t *column) {
+static void grammar_place_of(const struct grammar *g, size_t at, size_t *line, size_t *column) {
     *line = *column = 1;
     for (size_t i = 0; i < at && i < g->size; i++) {
         if (g->text[i] == '\n') {
@@ -32,7 +32,7 @@ uint32_t grammar_refuse(struct grammar *g, int rc, size_t at, const char *format
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    place_of(g, at, &line, &column);
+    grammar_place_of(g, at, &line, &column);
     g->rc = fault_set(g->fault, rc, NULL, "line %zu, column %zu: %s", line, column, text);
     return NODE_NONE;
 }
@@ -70,7 +70,7 @@ bool grammar_enter(struct grammar *g) {
     return false;
 }
 
-static int64_t hex_escape(struct grammar *g, int digits) {
+static int64_t grammar_hex_escape(struct grammar *g, int digits) {
     int64_t value = 0;
     size_t begin = g->at;
     for (int i = 0; i < digits; i++, g->at++) {
@@ -93,9 +93,9 @@ int64_t grammar_escape(struct grammar *g) {
     const char *name = c != '\0' ? strchr(names, c) : NULL;
     if (c != '\0') g->at++;
     if (name != NULL) return values[name - names];
-    if (c == 'x') return hex_escape(g, 2);
-    if (c == 'u') return hex_escape(g, 4);
-    if (c == 'U') return hex_escape(g, 8);
+    if (c == 'x') return grammar_hex_escape(g, 2);
+    if (c == 'u') return grammar_hex_escape(g, 4);
+    if (c == 'U') return grammar_hex_escape(g, 8);
     if (c != '\0' && strchr("\\\"'[]-^/.|(){}*+?$ ", c) != NULL) return c;
     grammar_refuse(g, ERR_INVALID, g->at, "an unknown escape");
     return -1;
@@ -181,7 +181,7 @@ void grammar_define(struct grammar *g, const char *name, size_t size, size_t pla
 
 /* ---- The whole ---- */
 
-static bool is_name(char c) {
+static bool grammar_is_name(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
            c == '-';
 }
@@ -192,7 +192,7 @@ static bool is_gbnf(const struct grammar *g) {
         size_t next = at;
         while (next < g->size && (g->text[next] == ' ' || g->text[next] == '\t')) next++;
         size_t name = next;
-        while (next < g->size && is_name(g->text[next])) next++;
+        while (next < g->size && grammar_is_name(g->text[next])) next++;
         bool named = next > name;
         while (next < g->size && (g->text[next] == ' ' || g->text[next] == '\t')) next++;
         if (named && grammar_is(g, next, "::=")) return true;
@@ -211,7 +211,7 @@ static void check_defined(struct grammar *g) {
     }
 }
 
-static uint32_t prepare(struct grammar *g, uint32_t root) {
+static uint32_t grammar_prepare(struct grammar *g, uint32_t root) {
     uint32_t rule = 0;
     if (rules_prepare(g->pool, root, &root, &rule) != ERR_UNSUPPORTED || g->pool->rc != 0)
         return root;
@@ -224,7 +224,7 @@ static uint32_t prepare(struct grammar *g, uint32_t root) {
     return NODE_NONE;
 }
 
-static uint32_t read_grammar(struct grammar *g) {
+static uint32_t grammar_read_grammar(struct grammar *g) {
     bool gbnf = is_gbnf(g);
     const char *start = gbnf ? "root" : "start";
     if (gbnf)
@@ -237,7 +237,7 @@ static uint32_t read_grammar(struct grammar *g) {
         return grammar_refuse(g, ERR_INVALID, g->size, "there is no rule '%s'", start);
     check_defined(g);
     if (g->rc != 0 || g->pool->rc != 0) return NODE_NONE;
-    return prepare(g, node_seq(g->pool, root, g->behind));
+    return grammar_prepare(g, node_seq(g->pool, root, g->behind));
 }
 
 int grammar_compile(struct node_pool *pool, const char *text, size_t size, uint32_t *out,
@@ -251,7 +251,7 @@ int grammar_compile(struct node_pool *pool, const char *text, size_t size, uint3
     if (g == NULL) return pool->rc = ERR_NOMEM;
     *g = (struct grammar){
         .pool = pool, .text = text, .size = size, .behind = NODE_EMPTY, .fault = fault};
-    *out = read_grammar(g);
+    *out = grammar_read_grammar(g);
     int rc = g->rc != 0 ? g->rc : pool->rc;
     mem_free(g->rules);
     mem_free(g);

@@ -44,11 +44,11 @@ static const struct {
     {"SQL_COMMENT", "--[^\\n]*"},
 };
 
-static uint32_t read_alternatives(struct lark *l);
+static uint32_t lark_read_alternatives(struct lark *l);
 
 /* ---- Characters ---- */
 
-static bool is_name(char c) {
+static bool lark_is_name(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
 }
 
@@ -69,7 +69,7 @@ static void skip_lines(struct grammar *g) {
 }
 
 /* Skips space. A line may end inside a group, elsewhere only if the next line begins with '|'. */
-static void skip_space(struct lark *l) {
+static void lark_skip_space(struct lark *l) {
     struct grammar *g = l->g;
     skip_blank(g);
     if (grammar_peek(g) != '\n') return;
@@ -80,7 +80,7 @@ static void skip_space(struct lark *l) {
 
 static size_t take_name(struct grammar *g) {
     size_t begin = g->at;
-    while (g->at < g->size && is_name(g->text[g->at])) g->at++;
+    while (g->at < g->size && lark_is_name(g->text[g->at])) g->at++;
     return g->at - begin;
 }
 
@@ -135,7 +135,7 @@ static int64_t single(const struct grammar *g, size_t begin, size_t end) {
 }
 
 /* Reads "a".."z" or a text. */
-static uint32_t read_text(struct lark *l) {
+static uint32_t lark_read_text(struct lark *l) {
     struct grammar *g = l->g;
     size_t begin = ++g->at;
     uint32_t node = grammar_quoted(g, false);
@@ -182,29 +182,29 @@ static uint32_t read_name(struct lark *l) {
     return is_terminal(g->text + begin, size) ? terminal(l, node) : node;
 }
 
-static uint32_t read_group(struct lark *l, const char *close) {
+static uint32_t lark_read_group(struct lark *l, const char *close) {
     struct grammar *g = l->g;
     size_t begin = g->at - 1;
     if (!grammar_enter(g)) return NODE_NONE;
-    uint32_t node = read_alternatives(l);
+    uint32_t node = lark_read_alternatives(l);
     g->depth--;
     if (!grammar_take(g, close))
         return grammar_refuse(g, ERR_INVALID, begin, "a group without its '%s'", close);
     return *close == ']' ? node_option(g->pool, node) : node;
 }
 
-static uint32_t read_atom(struct lark *l) {
+static uint32_t lark_read_atom(struct lark *l) {
     struct grammar *g = l->g;
-    if (grammar_take(g, "(")) return read_group(l, ")");
-    if (grammar_take(g, "[")) return read_group(l, "]");
-    if (grammar_peek(g) == '"') return terminal(l, read_text(l));
+    if (grammar_take(g, "(")) return lark_read_group(l, ")");
+    if (grammar_take(g, "[")) return lark_read_group(l, "]");
+    if (grammar_peek(g) == '"') return terminal(l, lark_read_text(l));
     if (grammar_take(g, "/")) return terminal(l, read_regex(l));
     return read_name(l);
 }
 
-static uint32_t read_repeated(struct lark *l) {
+static uint32_t lark_read_repeated(struct lark *l) {
     struct grammar *g = l->g;
-    uint32_t node = read_atom(l);
+    uint32_t node = lark_read_atom(l);
     int64_t min = 0, max = -1;
     skip_blank(g);
     size_t begin = g->at;
@@ -235,22 +235,22 @@ static bool ends_sequence(const struct grammar *g) {
            grammar_is(g, g->at, "->");
 }
 
-static uint32_t read_sequence(struct lark *l) {
+static uint32_t lark_read_sequence(struct lark *l) {
     struct grammar *g = l->g;
     uint32_t mark = g->pool->scratch_count, node = NODE_EMPTY;
-    for (skip_space(l); !ends_sequence(g); skip_space(l)) node_push(g->pool, read_repeated(l));
+    for (lark_skip_space(l); !ends_sequence(g); lark_skip_space(l)) node_push(g->pool, lark_read_repeated(l));
     while (g->pool->scratch_count > mark) node = node_seq(g->pool, node_pop(g->pool), node);
     if (grammar_take(g, "->")) {
         skip_blank(g);
         if (take_name(g) == 0) grammar_refuse(g, ERR_INVALID, g->at, "expected a name behind '->'");
-        skip_space(l);
+        lark_skip_space(l);
     }
     return node;
 }
 
-static uint32_t read_alternatives(struct lark *l) {
+static uint32_t lark_read_alternatives(struct lark *l) {
     uint32_t list = node_list_open(l->g->pool);
-    do node_list_add(l->g->pool, read_sequence(l));
+    do node_list_add(l->g->pool, lark_read_sequence(l));
     while (grammar_take(l->g, "|"));
     return node_list_alt(l->g->pool, list);
 }
@@ -309,7 +309,7 @@ static void read_directive(struct lark *l) {
     skip_blank(g);
     if (size == 6 && memcmp(g->text + name, "ignore", 6) == 0) {
         l->in_terminal = true;
-        node_push(g->pool, read_alternatives(l));
+        node_push(g->pool, lark_read_alternatives(l));
         l->in_terminal = false;
     } else if (size == 6 && memcmp(g->text + name, "import", 6) == 0) {
         read_import(l);
@@ -319,7 +319,7 @@ static void read_directive(struct lark *l) {
     }
 }
 
-static void read_rule(struct lark *l) {
+static void lark_read_rule(struct lark *l) {
     struct grammar *g = l->g;
     while (grammar_take(g, "?") || grammar_take(g, "!")) {
     }
@@ -340,7 +340,7 @@ static void read_rule(struct lark *l) {
     if (!grammar_take(g, ":"))
         grammar_refuse(g, ERR_INVALID, g->at, "expected ':' behind the name of a rule");
     l->in_terminal = is_terminal(g->text + begin, size);
-    uint32_t body = read_alternatives(l);
+    uint32_t body = lark_read_alternatives(l);
     l->in_terminal = false;
     if (g->rc == 0 && g->pool->rc == 0) grammar_define(g, g->text + begin, size, begin, body);
 }
@@ -350,7 +350,7 @@ static void read_statement(struct lark *l) {
     if (grammar_peek(g) == '%')
         read_directive(l);
     else
-        read_rule(l);
+        lark_read_rule(l);
     skip_blank(g);
     if (!grammar_ended(g) && grammar_peek(g) != '\n')
         grammar_refuse(g, ERR_INVALID, g->at, "expected the end of the line");

@@ -111,7 +111,7 @@ static uint32_t hash_of(const struct wanted *wanted) {
     return node_mix(node_mix(node_mix(hash, node->a), node->min), node->max);
 }
 
-static bool is_same(const struct node_pool *pool, const struct node *x,
+static bool node_is_same(const struct node_pool *pool, const struct node *x,
                     const struct wanted *wanted) {
     const struct node *y = &wanted->node;
     if (x->kind != y->kind || x->b != y->b) return false;
@@ -121,7 +121,7 @@ static bool is_same(const struct node_pool *pool, const struct node *x,
     return memcmp(pool->children + x->a, wanted->list, x->b * sizeof *wanted->list) == 0;
 }
 
-static void link_node(struct node_pool *pool, uint32_t id) {
+static void node_link_node(struct node_pool *pool, uint32_t id) {
     struct node *node = &pool->nodes[id];
     const struct wanted wanted = as_wanted(pool, node);
     uint32_t at = hash_of(&wanted) & (pool->table_size - 1);
@@ -132,7 +132,7 @@ static void link_node(struct node_pool *pool, uint32_t id) {
 /* Rebuilds the hash chains. The first three nodes are not in them: nothing looks them up. */
 static void link_all(struct node_pool *pool) {
     memset(pool->table, 0, pool->table_size * sizeof *pool->table);
-    for (uint32_t i = NODE_ALL + 1; i < pool->count; i++) link_node(pool, i);
+    for (uint32_t i = NODE_ALL + 1; i < pool->count; i++) node_link_node(pool, i);
 }
 
 static void grow_table(struct node_pool *pool) {
@@ -180,7 +180,7 @@ static bool add_outside(struct node_pool *pool, const struct wanted *wanted, str
 }
 
 /* Adds a node that is not in the pool yet. The list may lie in scratch. */
-static uint32_t add_node(struct node_pool *pool, const struct wanted *wanted) {
+static uint32_t node_add_node(struct node_pool *pool, const struct wanted *wanted) {
     struct node node = wanted->node;
     if (pool->count >= pool->limit || node.levels > pool->levels_limit) pool->rc = ERR_LIMIT;
     if (pool->rc != 0 ||
@@ -189,15 +189,15 @@ static uint32_t add_node(struct node_pool *pool, const struct wanted *wanted) {
         return NODE_NONE;
     pool->nodes[pool->count] = node;
     grow_table(pool);
-    link_node(pool, pool->count);
+    node_link_node(pool, pool->count);
     return pool->count++;
 }
 
 static uint32_t find_or_add(struct node_pool *pool, const struct wanted *wanted) {
     if (!node_work(pool, 1)) return NODE_NONE;
     uint32_t id = pool->table[hash_of(wanted) & (pool->table_size - 1)];
-    while (id != 0 && !is_same(pool, &pool->nodes[id], wanted)) id = pool->nodes[id].next;
-    return id != 0 ? id : add_node(pool, wanted);
+    while (id != 0 && !node_is_same(pool, &pool->nodes[id], wanted)) id = pool->nodes[id].next;
+    return id != 0 ? id : node_add_node(pool, wanted);
 }
 
 static uint32_t intern(struct node_pool *pool, const struct node *node) {
@@ -664,7 +664,7 @@ static int compare_words(const void *a, const void *b) {
     return order != 0 ? order : (x->size > y->size) - (x->size < y->size);
 }
 
-static size_t shared_size(const struct node_word *x, const struct node_word *y, size_t from) {
+static size_t node_shared_size(const struct node_word *x, const struct node_word *y, size_t from) {
     size_t most = x->size < y->size ? x->size : y->size;
     while (from < most && x->text[from] == y->text[from]) from++;
     return from;
@@ -676,7 +676,7 @@ static uint32_t words_from(struct node_pool *pool, const struct node_word *words
                            size_t at, int depth) {
     if (depth > CONSTRAIN_DEPTH_MAX * 4) pool->rc = ERR_LIMIT;
     if (pool->rc != 0) return NODE_NONE;
-    size_t shared = shared_size(&words[0], &words[count - 1],
+    size_t shared = node_shared_size(&words[0], &words[count - 1],
                                 at); /* the list is sorted, so all words share it */
     uint32_t mark = pool->scratch_count;
     size_t first = 0;

@@ -349,7 +349,7 @@ static void search_from(struct node_pool *pool, uint32_t mark, uint32_t at, bool
 
 /* Returns whether the language holds a string. If the search ends without one, no visited node
  * holds any. If it finds one, visited nodes that are not on the path to it stay unknown. */
-static bool search(struct node_pool *pool, uint32_t id) {
+static bool derive_search(struct node_pool *pool, uint32_t id) {
     uint32_t mark = pool->scratch_count;
     bool alive = false;
     search_visit(pool, mark, id, UINT32_MAX, &alive);
@@ -367,7 +367,7 @@ static bool search(struct node_pool *pool, uint32_t id) {
 bool node_is_alive(struct node_pool *pool, uint32_t id) {
     enum node_alive known = look(pool, id);
     if (pool->rc != 0) return false;
-    return known == NODE_UNKNOWN ? search(pool, id) && pool->rc == 0 : known == NODE_ALIVE;
+    return known == NODE_UNKNOWN ? derive_search(pool, id) && pool->rc == 0 : known == NODE_ALIVE;
 }
 
 uint32_t node_live(struct node_pool *pool, uint32_t id) {

@@ -6,7 +6,7 @@
 
 /* ---- Decimals ---- */
 
-static void strip(struct decimal *d) {
+static void number_strip(struct decimal *d) {
     int zeros = 0;
     while (d->fraction > 0 && d->digits[d->whole + d->fraction - 1] == '0') d->fraction--;
     while (zeros < d->whole - 1 && d->digits[zeros] == '0') zeros++;
@@ -58,7 +58,7 @@ int decimal_read(const char *text, struct decimal *out) {
         if (i < point || (i == first && point < 1)) out->whole++;
     }
     out->fraction = used - out->whole;
-    strip(out);
+    number_strip(out);
     return 0;
 }
 

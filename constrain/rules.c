@@ -125,7 +125,7 @@ static void make_all(struct facts *f) {
 
 /* ---- Left recursion ---- */
 
-static bool begins_with(const struct node_pool *pool, uint32_t id, uint32_t rule) {
+static bool rules_begins_with(const struct node_pool *pool, uint32_t id, uint32_t rule) {
     const struct node *node = &pool->nodes[id];
     if (node->kind == NODE_KIND_SEQ) node = &pool->nodes[node->a];
     return node->kind == NODE_KIND_RULE && node->a == rule;
@@ -138,18 +138,18 @@ static void unwind(struct node_pool *pool, uint32_t rule) {
     uint32_t count = node->kind == NODE_KIND_ALT ? node->b : 1, first = node->a;
     bool is_alt = node->kind == NODE_KIND_ALT;
     for (uint32_t i = 0; i < count; i++)
-        own += begins_with(pool, is_alt ? pool->children[first + i] : body, rule);
+        own += rules_begins_with(pool, is_alt ? pool->children[first + i] : body, rule);
     if (own == 0) return;
     uint32_t list = node_list_open(pool);
     for (uint32_t i = 0; i < count; i++) {
         uint32_t child = is_alt ? pool->children[first + i] : body;
-        if (!begins_with(pool, child, rule)) node_list_add(pool, child);
+        if (!rules_begins_with(pool, child, rule)) node_list_add(pool, child);
     }
     others = node_list_alt(pool, list);
     list = node_list_open(pool);
     for (uint32_t i = 0; i < count; i++) {
         uint32_t child = is_alt ? pool->children[first + i] : body;
-        if (begins_with(pool, child, rule) && pool->nodes[child].kind == NODE_KIND_SEQ)
+        if (rules_begins_with(pool, child, rule) && pool->nodes[child].kind == NODE_KIND_SEQ)
             node_list_add(pool, pool->nodes[child].b);
     }
     uint32_t more = node_repeat(pool, node_list_alt(pool, list), 0, NODE_ENDLESS);
@@ -162,7 +162,7 @@ static bool search_inside(struct facts *f, uint32_t id, uint32_t *found);
 
 /* Returns whether a node can begin with a rule that is on the path of the search: left recursion.
  */
-static bool search(struct facts *f, uint32_t id, uint32_t *found) {
+static bool rules_search(struct facts *f, uint32_t id, uint32_t *found) {
     f->depth++;
     bool finds = search_inside(f, id, found);
     f->depth--;
@@ -175,15 +175,15 @@ static bool search_inside(struct facts *f, uint32_t id, uint32_t *found) {
     if (f->depth >= SEARCH_DEPTH) f->pool->rc = ERR_LIMIT;
     if (!node_work(f->pool, 1)) return false;
     while (node->kind == NODE_KIND_SEQ && !node->regular) {
-        if (search(f, node->a, found)) return true;
+        if (rules_search(f, node->a, found)) return true;
         if (node->a >= f->count || !f->empty[node->a]) return false;
         node = &pool->nodes[node->b];
     }
     if (node->regular) return false;
     if (node->kind == NODE_KIND_RULE) return finds_itself(f, node->a, found);
-    if (node->kind == NODE_KIND_REPEAT) return search(f, node->a, found);
+    if (node->kind == NODE_KIND_REPEAT) return rules_search(f, node->a, found);
     for (uint32_t i = 0; node->kind == NODE_KIND_ALT && i < node->b; i++)
-        if (search(f, pool->children[node->a + i], found)) return true;
+        if (rules_search(f, pool->children[node->a + i], found)) return true;
     return false;
 }
 
@@ -192,7 +192,7 @@ static bool finds_itself(struct facts *f, uint32_t rule, uint32_t *found) {
     *found = rule;
     if (f->mark[rule] == 1) return true;
     f->mark[rule] = 1;
-    bool finds = f->pool->rc == 0 && search(f, f->pool->rules[rule], found);
+    bool finds = f->pool->rc == 0 && rules_search(f, f->pool->rules[rule], found);
     f->mark[rule] = 2;
     return finds;
 }
@@ -220,7 +220,7 @@ static int remake(struct facts *f, uint32_t *root) {
     return pool->rc;
 }
 
-static int prepare(struct facts *f, uint32_t *root, uint32_t *rule) {
+static int rules_prepare_facts(struct facts *f, uint32_t *root, uint32_t *rule) {
     struct node_pool *pool = f->pool;
     f->mark = mem_try_alloc((size_t)pool->rule_count + 1, sizeof *f->mark);
     if (f->mark == NULL) return ERR_NOMEM;
@@ -244,7 +244,7 @@ int rules_prepare(struct node_pool *pool, uint32_t root, uint32_t *out, uint32_t
     struct facts f = {.pool = pool};
     *out = root;
     if (pool->rule_count == 0 || pool->rc != 0) return pool->rc;
-    int rc = prepare(&f, out, rule);
+    int rc = rules_prepare_facts(&f, out, rule);
     mem_free(f.ends);
     mem_free(f.empty);
     mem_free(f.made);

@@ -115,7 +115,7 @@ static struct conjunction with(struct schema *s, const struct conjunction *c, in
 
 /* ---- Keywords ---- */
 
-static bool is_neutral(const cJSON *value) {
+static bool schema_is_neutral(const cJSON *value) {
     if (cJSON_IsTrue(value) || cJSON_IsNull(value)) return true;
     return (cJSON_IsObject(value) || cJSON_IsArray(value)) && value->child == NULL;
 }
@@ -126,7 +126,7 @@ static void check_keywords(struct schema *s, const cJSON *schema) {
                                           "$dynamicRef", "$recursiveRef"};
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         const cJSON *value = json_get(schema, refused[i]);
-        bool neutral = value == NULL || (refused[i][0] != '$' && is_neutral(value));
+        bool neutral = value == NULL || (refused[i][0] != '$' && schema_is_neutral(value));
         if (!neutral)
             schema_refuse(s, ERR_UNSUPPORTED, schema, refused[i],
                           "the keyword '%s' is not supported", refused[i]);
@@ -234,7 +234,7 @@ static unsigned excluded_types(struct schema *s, const cJSON *schema) {
     return only && json_get(not, "pattern") != NULL ? SCHEMA_TYPES & ~(unsigned)SCHEMA_STRING : 0;
 }
 
-static unsigned types_of(struct schema *s, const struct conjunction *c) {
+static unsigned schema_types_of(struct schema *s, const struct conjunction *c) {
     unsigned types = SCHEMA_TYPES;
     for (int i = 0; i < c->count; i++) {
         const cJSON *schema = c->list[i].schema;
@@ -392,7 +392,7 @@ static bool collect_others(struct schema *s, struct given *g) {
 
 /* Returns whether all other enum and const keywords have the value too. `text`: its canonical form.
  */
-static bool is_given(struct schema *s, const struct given *g, const char *text) {
+static bool schema_is_given(struct schema *s, const struct given *g, const char *text) {
     (void)node_work(s->pool, (uint64_t)g->other_count);
     for (int i = 0; i < g->other_count; i++)
         if (!value_set_has(g->others[i], text)) return false;
@@ -418,7 +418,7 @@ static bool satisfies(struct schema *s, struct given *g, const cJSON *value, con
     return node_matches(s->pool, g->number, plain, size);
 }
 
-static void add_plain(struct schema *s, struct buf *out, const char *string) {
+static void schema_add_plain(struct schema *s, struct buf *out, const char *string) {
     size_t size;
     const char *text = schema_text(s, string, &size);
     if (text != NULL) buf_add(out, text, size);
@@ -432,7 +432,7 @@ static void add_given(struct schema *s, struct given *g, const cJSON *value) {
     }
     unsigned type = type_of_value(value);
     const char *canonical = schema_canonical(s, value);
-    if (canonical == NULL || !(g->types & type) || !is_given(s, g, canonical)) return;
+    if (canonical == NULL || !(g->types & type) || !schema_is_given(s, g, canonical)) return;
     if (type & (SCHEMA_OBJECT | SCHEMA_ARRAY)) {
         if (g->limits_structures)
             schema_refuse(s, ERR_UNSUPPORTED, g->at, "enum",
@@ -457,7 +457,7 @@ static void add_given(struct schema *s, struct given *g, const cJSON *value) {
     struct buf text;
     buf_open(&text, (size_t)64 << 20);
     if (s->form == SCHEMA_PLAIN)
-        add_plain(s, &text, value->valuestring);
+        schema_add_plain(s, &text, value->valuestring);
     else if (type == SCHEMA_STRING)
         json_add_quoted(&text, value->valuestring);
     else
@@ -506,8 +506,8 @@ static const cJSON *null_const(const cJSON *schema) {
     return NULL;
 }
 
-static uint32_t plain_node(struct schema *s, const struct conjunction *c) {
-    unsigned types = types_of(s, c);
+static uint32_t schema_plain_node(struct schema *s, const struct conjunction *c) {
+    unsigned types = schema_types_of(s, c);
     if (s->rc != 0) return NODE_NONE;
     for (int i = 0; i < c->count; i++)
         if (null_const(c->list[i].schema) != NULL) types &= SCHEMA_NULL;
@@ -552,7 +552,7 @@ static uint32_t resolved_node(struct schema *s, const struct conjunction *c) {
         if (!(one->skip & SKIP_ONE) && json_get(one->schema, "oneOf") != NULL)
             return branches(s, c, i, "oneOf", SKIP_ONE);
     }
-    return plain_node(s, c);
+    return schema_plain_node(s, c);
 }
 
 /* ---- Conjunctions seen before ---- */

@@ -103,7 +103,7 @@ const cJSON *schema_member(struct schema *s, const cJSON *object, const char *na
 
 /* ---- Named schemas ---- */
 
-static void add_named(struct schema *s, struct schema_index *index, struct schema_named row) {
+static void index_add_named(struct schema *s, struct schema_index *index, struct schema_named row) {
     if (index->named_count == index->named_room) {
         size_t room = index->named_room > 0 ? index->named_room * 2 : 64;
         struct schema_named *grown = schema_alloc(s, room, sizeof *grown);
@@ -138,13 +138,13 @@ static void walk_named(struct schema *s, struct schema_index *index, const cJSON
     const cJSON *anchor = cJSON_IsObject(tree) ? json_get(tree, "$anchor") : NULL;
     if (!node_work(s->pool, 1)) return;
     if (cJSON_IsString(id)) {
-        add_named(s, index, (struct schema_named){id->valuestring, "$id", tree, resource});
+        index_add_named(s, index, (struct schema_named){id->valuestring, "$id", tree, resource});
         if (id->valuestring[0] != '#') resource = tree;
     }
     if (cJSON_IsString(old))
-        add_named(s, index, (struct schema_named){old->valuestring, "id", tree, resource});
+        index_add_named(s, index, (struct schema_named){old->valuestring, "id", tree, resource});
     if (cJSON_IsString(anchor))
-        add_named(s, index, (struct schema_named){anchor->valuestring, "$anchor", tree, resource});
+        index_add_named(s, index, (struct schema_named){anchor->valuestring, "$anchor", tree, resource});
     if (resource != s->root && cJSON_IsObject(tree) && json_get(tree, "$ref") != NULL)
         add_place(s, index, (struct ref_place){tree, resource});
     cJSON_ArrayForEach(child, tree) {
@@ -159,7 +159,7 @@ static int compare_named(const void *a, const void *b) {
     return order != 0 ? order : (x->resource > y->resource) - (x->resource < y->resource);
 }
 
-static int compare_places(const void *a, const void *b) {
+static int index_compare_places(const void *a, const void *b) {
     const struct ref_place *x = a, *y = b;
     return (x->schema > y->schema) - (x->schema < y->schema);
 }
@@ -174,7 +174,7 @@ static struct schema_index *named_index(struct schema *s) {
     if (index->named_count > 0)
         qsort(index->named, index->named_count, sizeof *index->named, compare_named);
     if (index->place_count > 0)
-        qsort(index->places, index->place_count, sizeof *index->places, compare_places);
+        qsort(index->places, index->place_count, sizeof *index->places, index_compare_places);
     return index;
 }
 
@@ -183,7 +183,7 @@ const cJSON *schema_resource(struct schema *s, const cJSON *at) {
     const struct ref_place key = {at, NULL};
     if (index == NULL || index->place_count == 0) return s->root;
     const struct ref_place *row =
-        bsearch(&key, index->places, index->place_count, sizeof key, compare_places);
+        bsearch(&key, index->places, index->place_count, sizeof key, index_compare_places);
     if (row != NULL) return row->resource;
     const struct ref_copy *copy = index->copies[chain_of(at)];
     while (copy != NULL && copy->place.schema != at && node_work(s->pool, 1)) copy = copy->next;

@@ -16,7 +16,7 @@ static uint32_t separated(struct schema *s, bool first, uint32_t element, uint32
     return first ? node : node_seq(s->pool, s->nodes->comma, node);
 }
 
-static bool fits(struct schema *s, const struct element_list *list, const char *keyword,
+static bool list_fits(struct schema *s, const struct element_list *list, const char *keyword,
                  uint64_t entries) {
     if (entries > TABLE_MAX)
         schema_refuse(s, ERR_LIMIT, list->at, keyword,
@@ -68,7 +68,7 @@ static void last_row(struct contains *c, uint32_t *row) {
     }
 }
 
-static void fill_row(struct contains *c, uint32_t place, const uint32_t *below, uint32_t *row) {
+static void list_fill_row(struct contains *c, uint32_t place, const uint32_t *below, uint32_t *row) {
     uint32_t any = element_at(c, place, false), element = element_at(c, place, true);
     for (uint32_t count = 0; count <= c->top; count++) {
         bool may_end = place > 0 && place >= c->list->min && count >= c->min;
@@ -110,7 +110,7 @@ uint32_t schema_contains(struct schema *s, const struct element_list *list, bool
                                        : list->size;
     *may_be_empty = list->min == 0 && c.min == 0;
     if (s->rc != 0 || c.min > c.top ||
-        !fits(s, list, "contains", ((uint64_t)c.most + 1) * ((uint64_t)c.top + 1)))
+        !list_fits(s, list, "contains", ((uint64_t)c.most + 1) * ((uint64_t)c.top + 1)))
         return NODE_NONE;
     uint32_t *below = schema_alloc(s, (size_t)c.top + 1, sizeof *below);
     uint32_t *row = schema_alloc(s, (size_t)c.top + 1, sizeof *row);
@@ -118,7 +118,7 @@ uint32_t schema_contains(struct schema *s, const struct element_list *list, bool
     if (c.most == 0 && list->max == NODE_ENDLESS) c.most = 1; /* the first one has no comma */
     last_row(&c, below);
     for (uint32_t place = c.most; place-- > 0 && s->rc == 0 && s->pool->rc == 0;) {
-        fill_row(&c, place, below, row);
+        list_fill_row(&c, place, below, row);
         uint32_t *swap = below;
         below = row;
         row = swap;
@@ -136,7 +136,7 @@ struct values {
 };
 
 /* Adds a value to the list, if elements may have it. false: there are too many, or an error. */
-static bool add_value(struct schema *s, const struct element_list *list, const cJSON *value,
+static bool list_add_value(struct schema *s, const struct element_list *list, const cJSON *value,
                       struct values *out) {
     const struct conjunction *elements = list->rest;
     const char *text = schema_canonical(s, value);
@@ -190,7 +190,7 @@ static bool collect_words(struct schema *s, const struct element_list *list, con
             return false;
     }
     for (size_t i = 0; i < sizeof words / sizeof *words && s->rc == 0; i++)
-        if (!add_value(s, list, &words[i], out)) return false;
+        if (!list_add_value(s, list, &words[i], out)) return false;
     return true;
 }
 
@@ -203,10 +203,10 @@ static bool collect_values(struct schema *s, const struct element_list *list,
     for (int i = 0; i < all.count && s->rc == 0; i++) {
         const cJSON *schema = all.list[i].schema, *child;
         const cJSON *values = json_get(schema, "enum"), *only = json_get(schema, "const");
-        if (only != NULL) return add_value(s, list, only, out);
+        if (only != NULL) return list_add_value(s, list, only, out);
         if (!cJSON_IsArray(values)) continue;
         cJSON_ArrayForEach(child, values) {
-            if (!add_value(s, list, child, out)) return false;
+            if (!list_add_value(s, list, child, out)) return false;
         }
         return true;
     }

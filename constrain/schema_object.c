@@ -358,7 +358,7 @@ static uint32_t others_node(struct object *o, uint32_t count) {
 /* Fills row `i` of the table from row i + 1. An entry is the text that may follow when the first i
  * names have been dealt with and `count` members were written (counted up to `most`). The empty
  * object is not included. */
-static void fill_row(struct object *o, int i, uint32_t most, const uint32_t *below, uint32_t *row) {
+static void object_fill_row(struct object *o, int i, uint32_t most, const uint32_t *below, uint32_t *row) {
     struct node_pool *pool = o->s->pool;
     const struct named *named = &o->names[i];
     for (uint32_t count = 0; count <= most; count++) {
@@ -400,7 +400,7 @@ static uint32_t members_node(struct object *o) {
     for (uint32_t count = 0; count <= most; count++) below[count] = others_node(o, count);
     if (o->others == NODE_NONE) below[0] = NODE_NONE; /* schema_object adds the empty object */
     for (int i = o->name_count; i-- > 0;) {
-        fill_row(o, i, most, below, row);
+        object_fill_row(o, i, most, below, row);
         uint32_t *swap = below;
         below = row;
         row = swap;

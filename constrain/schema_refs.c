@@ -10,7 +10,7 @@
 
 /* ---- Pointers ---- */
 
-static int hex_value(char c) {
+static int refs_hex_value(char c) {
     if (c >= '0' && c <= '9') return c - '0';
     c = (char)(c | 32);
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
@@ -18,12 +18,12 @@ static int hex_value(char c) {
 
 /* Reads the first part of a JSON pointer, up to '/' or the end, and undoes its escapes. Returns the
  * rest of the pointer. */
-static const char *read_part(const char *text, char *part, size_t size) {
+static const char *refs_read_part(const char *text, char *part, size_t size) {
     size_t used = 0;
     while (*text != '\0' && *text != '/') {
         char c = *text++;
-        if (c == '%' && hex_value(text[0]) >= 0 && hex_value(text[1]) >= 0) {
-            c = (char)(hex_value(text[0]) << 4 | hex_value(text[1]));
+        if (c == '%' && refs_hex_value(text[0]) >= 0 && refs_hex_value(text[1]) >= 0) {
+            c = (char)(refs_hex_value(text[0]) << 4 | refs_hex_value(text[1]));
             text += 2;
         }
         if (c == '~' && (*text == '0' || *text == '1')) c = *text++ == '0' ? '~' : '/';
@@ -46,7 +46,7 @@ static const cJSON *step(struct schema *s, const cJSON *node, const char *name) 
 static const cJSON *follow_pointer(struct schema *s, const cJSON *root, const char *pointer) {
     char part[512];
     while (root != NULL && *pointer == '/') {
-        pointer = read_part(pointer + 1, part, sizeof part);
+        pointer = refs_read_part(pointer + 1, part, sizeof part);
         root = step(s, root, part);
     }
     return *pointer == '\0' ? root : NULL;

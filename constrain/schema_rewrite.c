@@ -48,7 +48,7 @@ static cJSON *share(struct schema *s, const cJSON *node) {
 }
 
 /* Adds a member or an element; `child` is new. */
-static void put(cJSON *parent, const char *name, cJSON *child) {
+static void rewrite_put(cJSON *parent, const char *name, cJSON *child) {
     if (parent == NULL || child == NULL) return;
     child->string = (char *)(uintptr_t)name;
     if (parent->child == NULL) {
@@ -69,7 +69,7 @@ static cJSON *new_text(struct schema *s, const char *text) {
 /* Makes {"type": `type`}. */
 static cJSON *new_typed(struct schema *s, const char *type) {
     cJSON *node = new_value(s, cJSON_Object);
-    put(node, "type", new_text(s, type));
+    rewrite_put(node, "type", new_text(s, type));
     return node;
 }
 
@@ -86,7 +86,7 @@ static cJSON *new_count(struct schema *s, int64_t count) {
 /* Makes {`keyword`: []}; *list is the array. */
 static cJSON *new_list(struct schema *s, const char *keyword, cJSON **list) {
     cJSON *node = new_value(s, cJSON_Object);
-    put(node, keyword, *list = new_value(s, cJSON_Array));
+    rewrite_put(node, keyword, *list = new_value(s, cJSON_Array));
     return node;
 }
 
@@ -106,8 +106,8 @@ static bool is_annotation(const char *name) {
 /* Makes {"not": {keyword: value}}, in a form that needs no rewriting. */
 static cJSON *new_not(struct schema *s, const char *keyword, cJSON *value) {
     cJSON *node = new_value(s, cJSON_Object), *inner = new_value(s, cJSON_Object);
-    put(inner, keyword, value);
-    put(node, "not", inner);
+    rewrite_put(inner, keyword, value);
+    rewrite_put(node, "not", inner);
     return node;
 }
 
@@ -117,19 +117,19 @@ static cJSON *other_value(struct schema *s, const cJSON *value) {
     if (!cJSON_IsNumber(value) && !cJSON_IsBool(value)) return NULL;
     cJSON *list, *node = new_list(s, "anyOf", &list), *one;
     if (cJSON_IsBool(value)) {
-        put(list, NULL, new_not(s, "type", new_text(s, "boolean")));
+        rewrite_put(list, NULL, new_not(s, "type", new_text(s, "boolean")));
         one = new_value(s, cJSON_Object);
-        put(one, "const", new_value(s, cJSON_IsTrue(value) ? cJSON_False : cJSON_True));
-        put(list, NULL, one);
+        rewrite_put(one, "const", new_value(s, cJSON_IsTrue(value) ? cJSON_False : cJSON_True));
+        rewrite_put(list, NULL, one);
         return node;
     }
-    put(list, NULL, new_not(s, "type", new_text(s, "number")));
+    rewrite_put(list, NULL, new_not(s, "type", new_text(s, "number")));
     one = new_typed(s, "number");
-    put(one, "exclusiveMinimum", share(s, value));
-    put(list, NULL, one);
+    rewrite_put(one, "exclusiveMinimum", share(s, value));
+    rewrite_put(list, NULL, one);
     one = new_typed(s, "number");
-    put(one, "exclusiveMaximum", share(s, value));
-    put(list, NULL, one);
+    rewrite_put(one, "exclusiveMaximum", share(s, value));
+    rewrite_put(list, NULL, one);
     return node;
 }
 
@@ -139,9 +139,9 @@ static const cJSON *negate_values(struct schema *s, const cJSON *values) {
     cJSON_ArrayForEach(child, values) {
         cJSON *one = cJSON_IsString(child) ? share(s, child) : other_value(s, child);
         if (one == NULL) return NULL;
-        put(cJSON_IsString(child) ? strings : list, NULL, one);
+        rewrite_put(cJSON_IsString(child) ? strings : list, NULL, one);
     }
-    if (strings != NULL && strings->child != NULL) put(list, NULL, new_not(s, "enum", strings));
+    if (strings != NULL && strings->child != NULL) rewrite_put(list, NULL, new_not(s, "enum", strings));
     return node;
 }
 
@@ -157,9 +157,9 @@ static const cJSON *negate_required(struct schema *s, const cJSON *names) {
     cJSON_ArrayForEach(child, names) {
         if (!cJSON_IsString(child)) return NULL;
         cJSON *one = new_typed(s, "object"), *properties = new_value(s, cJSON_Object);
-        put(properties, child->valuestring, new_value(s, cJSON_False));
-        put(one, "properties", properties);
-        put(list, NULL, one);
+        rewrite_put(properties, child->valuestring, new_value(s, cJSON_False));
+        rewrite_put(one, "properties", properties);
+        rewrite_put(list, NULL, one);
     }
     return node;
 }
@@ -175,11 +175,11 @@ static const cJSON *negate_properties(struct schema *s, const cJSON *members, in
         if (cJSON_IsFalse(other)) continue;
         cJSON *one = new_typed(s, "object"), *properties = new_value(s, cJSON_Object);
         cJSON *required = new_value(s, cJSON_Array);
-        put(properties, child->string, share(s, other));
-        put(required, NULL, new_text(s, child->string));
-        put(one, "required", required);
-        put(one, "properties", properties);
-        put(list, NULL, one);
+        rewrite_put(properties, child->string, share(s, other));
+        rewrite_put(required, NULL, new_text(s, child->string));
+        rewrite_put(one, "required", required);
+        rewrite_put(one, "properties", properties);
+        rewrite_put(list, NULL, one);
     }
     return node;
 }
@@ -194,7 +194,7 @@ static const cJSON *negate_all(struct schema *s, const cJSON *schemas, const cha
     cJSON_ArrayForEach(child, schemas) {
         const cJSON *other = negate(s, child, depth + 1);
         if (other == NULL) return NULL;
-        put(list, NULL, share(s, other));
+        rewrite_put(list, NULL, share(s, other));
     }
     return node;
 }
@@ -225,12 +225,12 @@ static const cJSON *negate_size(struct schema *s, const cJSON *member) {
         if (!cJSON_IsNumber(member)) return NULL; /* was a boolean in older drafts */
         cJSON *node = new_typed(s, k->type);
         if (k->step == 0) {
-            put(node, k->opposite, share(s, member));
+            rewrite_put(node, k->opposite, share(s, member));
             return node;
         }
         if (json_node_int(member, 0, CONSTRAIN_REPEAT_MAX, &count) != 0) return NULL;
         if (count + k->step < 0) return new_value(s, cJSON_False);
-        put(node, k->opposite, new_count(s, count + k->step));
+        rewrite_put(node, k->opposite, new_count(s, count + k->step));
         return node;
     }
     return NULL;
@@ -288,7 +288,7 @@ static const cJSON *negate(struct schema *s, const cJSON *schema, int depth) {
         if (++count > 1 && refers) return NULL;
         const cJSON *one = negate_member(s, schema, child, depth);
         if (one == NULL) return NULL;
-        put(list, NULL, share(s, one));
+        rewrite_put(list, NULL, share(s, one));
     }
     if (list == NULL) return NULL;
     return list->child != NULL ? node : new_value(s, cJSON_False);
@@ -338,7 +338,7 @@ bool schema_not_is_plain(const cJSON * not ) {
     return strings;
 }
 
-static void refuse(struct schema *s, const cJSON *at, const char *keyword) {
+static void rewrite_refuse(struct schema *s, const cJSON *at, const char *keyword) {
     schema_refuse(s, ERR_UNSUPPORTED, at, keyword,
                   "'%s' is supported where its opposite can be written: with types, values, "
                   "bounds, patterns, required, properties, and combinations of these",
@@ -352,17 +352,17 @@ static void rewrite_if(struct schema *s, const cJSON *schema, cJSON *all) {
     if (condition == NULL || (yes == NULL && no == NULL)) return;
     other = negate(s, condition, 0);
     if (other == NULL) {
-        refuse(s, schema, "if");
+        rewrite_refuse(s, schema, "if");
         return;
     }
     cJSON *list, *node = new_list(s, "anyOf", &list), *parts;
-    put(list, NULL, new_list(s, "allOf", &parts));
-    put(parts, NULL, share(s, condition));
-    if (yes != NULL) put(parts, NULL, share(s, yes));
-    put(list, NULL, new_list(s, "allOf", &parts));
-    put(parts, NULL, share(s, other));
-    if (no != NULL) put(parts, NULL, share(s, no));
-    put(all, NULL, node);
+    rewrite_put(list, NULL, new_list(s, "allOf", &parts));
+    rewrite_put(parts, NULL, share(s, condition));
+    if (yes != NULL) rewrite_put(parts, NULL, share(s, yes));
+    rewrite_put(list, NULL, new_list(s, "allOf", &parts));
+    rewrite_put(parts, NULL, share(s, other));
+    if (no != NULL) rewrite_put(parts, NULL, share(s, no));
+    rewrite_put(all, NULL, node);
 }
 
 /* Adds, for each name in the keyword: either the name is absent, or its condition holds. */
@@ -375,20 +375,20 @@ static void rewrite_dependencies(struct schema *s, const cJSON *schema, const ch
     cJSON_ArrayForEach(child, members) {
         cJSON *list, *node = new_list(s, "anyOf", &list), *without = new_value(s, cJSON_Object);
         cJSON *properties = new_value(s, cJSON_Object), *with = share(s, child);
-        put(properties, child->string, new_value(s, cJSON_False));
-        put(without, "properties", properties);
-        put(list, NULL, without);
+        rewrite_put(properties, child->string, new_value(s, cJSON_False));
+        rewrite_put(without, "properties", properties);
+        rewrite_put(list, NULL, without);
         if (cJSON_IsString(child)) { /* draft 3 names a single member */
             with = new_value(s, cJSON_Array);
-            put(with, NULL, share(s, child));
+            rewrite_put(with, NULL, share(s, child));
         }
         if (cJSON_IsArray(with)) {
             cJSON *required = new_value(s, cJSON_Object);
-            put(required, "required", with);
+            rewrite_put(required, "required", with);
             with = required;
         }
-        put(list, NULL, with);
-        put(all, NULL, node);
+        rewrite_put(list, NULL, with);
+        rewrite_put(all, NULL, node);
     }
 }
 
@@ -397,9 +397,9 @@ static void rewrite_not(struct schema *s, const cJSON *schema, cJSON *all) {
     if (schema_not_is_plain(not )) return;
     const cJSON *other = cJSON_IsObject(not ) ? negate(s, not, 0) : NULL;
     if (other == NULL)
-        refuse(s, schema, "not");
+        rewrite_refuse(s, schema, "not");
     else
-        put(all, NULL, share(s, other));
+        rewrite_put(all, NULL, share(s, other));
 }
 
 const cJSON *schema_rewritten(struct schema *s, const cJSON *schema) {
@@ -434,7 +434,7 @@ const cJSON *schema_const(struct schema *s, const cJSON *value) {
     struct rewrite_row *row = row_of(s, CONST, value);
     if (row == NULL || row->done) return row != NULL ? row->made : NULL;
     cJSON *node = new_value(s, cJSON_Object);
-    put(node, "const", share(s, value));
+    rewrite_put(node, "const", share(s, value));
     row->made = node;
     row->done = true;
     return node;
@@ -445,8 +445,8 @@ const cJSON *schema_const(struct schema *s, const cJSON *value) {
 /* Makes {"type": "object", "required": [`name`]}. */
 static cJSON *new_required(struct schema *s, const char *name) {
     cJSON *node = new_typed(s, "object"), *names = new_value(s, cJSON_Array);
-    put(names, NULL, new_text(s, name));
-    put(node, "required", names);
+    rewrite_put(names, NULL, new_text(s, name));
+    rewrite_put(node, "required", names);
     return node;
 }
 
@@ -459,7 +459,7 @@ static cJSON *mapped_values(struct schema *s, const cJSON *at, const cJSON *mapp
     cJSON_ArrayForEach(child, mapping) {
         if (!node_work(s->pool, NODE_COST)) break;
         if (cJSON_IsString(child) && schema_is_branch(s, at, branch, child->valuestring))
-            put(values, NULL, new_text(s, child->string));
+            rewrite_put(values, NULL, new_text(s, child->string));
     }
     return values;
 }
@@ -474,9 +474,9 @@ static cJSON *branch_by_mapping(struct schema *s, const cJSON *at, const cJSON *
     if (values == NULL || values->child == NULL) return NULL;
     cJSON *node = new_required(s, name->valuestring), *properties = new_value(s, cJSON_Object);
     cJSON *value = new_value(s, cJSON_Object);
-    put(value, "enum", values);
-    put(properties, name->valuestring, value);
-    put(node, "properties", properties);
+    rewrite_put(value, "enum", values);
+    rewrite_put(properties, name->valuestring, value);
+    rewrite_put(node, "properties", properties);
     return node;
 }
 
@@ -496,7 +496,7 @@ static bool keep_apart(struct schema *s, const cJSON *at, const cJSON *branch, c
     if (s->rc != 0 || s->pool->rc != 0) return false;
     if (rejected == NULL && name == NULL) name = schema_deciding_member(s, branch, other, false);
     if (rejected != NULL || name != NULL) {
-        put(all, NULL, rejected != NULL ? share(s, rejected) : new_required(s, name));
+        rewrite_put(all, NULL, rejected != NULL ? share(s, rejected) : new_required(s, name));
         return true;
     }
     schema_refuse(s, ERR_UNSUPPORTED, at, "oneOf",
@@ -512,8 +512,8 @@ const cJSON *schema_only(struct schema *s, const cJSON *at, const cJSON *branch,
     const cJSON *other;
     if (row == NULL || row->done) return row != NULL && row->made != NULL ? row->made : branch;
     cJSON *all, *node = new_list(s, "allOf", &all), *mapped = branch_by_mapping(s, at, branch);
-    put(all, NULL, share(s, branch));
-    put(all, NULL, mapped);
+    rewrite_put(all, NULL, share(s, branch));
+    rewrite_put(all, NULL, mapped);
     cJSON_ArrayForEach(other, branches) {
         if (mapped == NULL && other != branch && !keep_apart(s, at, branch, other, all))
             return branch;

@@ -65,7 +65,7 @@ static int plain_count(const struct token *token) {
     return count;
 }
 
-static bool add_plain(struct token_tier *tier, const struct token *token) {
+static bool tokens_add_plain(struct token_tier *tier, const struct token *token) {
     int count = plain_count(token);
     for (int i = count; count > 0 && i <= TOKENS_PLAIN_MAX; i++)
         tier->plain_masks[i][token->id / 32] |= 1u << (token->id % 32);
@@ -75,7 +75,7 @@ static bool add_plain(struct token_tier *tier, const struct token *token) {
 
 /* ---- Tries ---- */
 
-static size_t shared_size(const struct token *x, const struct token *y) {
+static size_t tokens_shared_size(const struct token *x, const struct token *y) {
     size_t at = 0;
     while (at < x->size && at < y->size && x->bytes[at] == y->bytes[at]) at++;
     return at;
@@ -84,7 +84,7 @@ static size_t shared_size(const struct token *x, const struct token *y) {
 static uint64_t count_nodes(const struct token *list, size_t count) {
     uint64_t nodes = 0;
     for (size_t i = 0; i < count; i++)
-        nodes += list[i].size - (i > 0 ? shared_size(&list[i - 1], &list[i]) : 0);
+        nodes += list[i].size - (i > 0 ? tokens_shared_size(&list[i - 1], &list[i]) : 0);
     return nodes;
 }
 
@@ -99,7 +99,7 @@ static void fill_trie(struct constrain_tokens *tokens, struct trie *trie, const 
     size_t open = 0;
     for (size_t i = 0; i < count; i++) {
         const struct token *token = &list[i];
-        size_t shared = i > 0 ? shared_size(&list[i - 1], token) : 0;
+        size_t shared = i > 0 ? tokens_shared_size(&list[i - 1], token) : 0;
         close_nodes(trie, path, &open, shared);
         while (open < token->size) {
             path[open] = trie->count;
@@ -147,7 +147,7 @@ static int collect(const struct constrain_vocabulary *vocabulary, struct constra
         if (token.size > DEPTH_MAX) return ERR_LIMIT;
         if (token.size <= above || token.size > tier->bytes) continue;
         if (token.size > longest) longest = (uint32_t)token.size;
-        if (add_plain(tier, &token))
+        if (tokens_add_plain(tier, &token))
             plain[plains++] = token;
         else
             rest[others++] = token;

@@ -109,13 +109,13 @@ static void add_sequence(struct sequences *s, uint32_t first, uint32_t last) {
 
 /* Splits a range until all continuation bytes of its sequences are independent (as in R. Cox,
  * "Regular expression matching in the wild", 2010). */
-static void split(struct sequences *s, uint32_t first, uint32_t last) {
+static void unicode_split(struct sequences *s, uint32_t first, uint32_t last) {
     static const uint32_t ends[] = {0x7F, 0x7FF, 0xD7FF, 0xDFFF, 0xFFFF};
     if (first > last || s->pool->rc != 0) return;
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
         if (first <= ends[i] && ends[i] < last) {
-            split(s, first, ends[i]);
-            split(s, ends[i] + 1, last);
+            unicode_split(s, first, ends[i]);
+            unicode_split(s, ends[i] + 1, last);
             return;
         }
     if (first >= 0xD800 && last <= 0xDFFF) return;
@@ -125,8 +125,8 @@ static void split(struct sequences *s, uint32_t first, uint32_t last) {
         if ((first & ~low) == (last & ~low)) continue;
         uint32_t border = (first & low) != 0 ? (first | low) + 1 : last & ~low;
         if ((first & low) == 0 && (last & low) == low) continue;
-        split(s, first, border - 1);
-        split(s, border, last);
+        unicode_split(s, first, border - 1);
+        unicode_split(s, border, last);
         return;
     }
     add_sequence(s, first, last);
@@ -136,7 +136,7 @@ uint32_t point_set_node(struct node_pool *pool, struct point_set *set) {
     struct sequences s = {.pool = pool};
     if (set->failed) pool->rc = ERR_NOMEM;
     normalise(set);
-    for (uint32_t i = 0; i < set->count; i++) split(&s, set->ranges[i].first, set->ranges[i].last);
+    for (uint32_t i = 0; i < set->count; i++) unicode_split(&s, set->ranges[i].first, set->ranges[i].last);
     uint32_t node = node_alt(pool, s.list, s.count);
     mem_free(s.list);
     return node;

@@ -41,7 +41,7 @@ static void sort_by(const struct pair *from, struct pair *to, int count, int dig
 }
 
 /* The logarithm of the sum of all exponentials; the order of the sum is that of the ids. */
-static double log_sum(const float *logits, int vocab) {
+static double alternatives_log_sum(const float *logits, int vocab) {
     double top = -INFINITY, sum = 0;
     for (int i = 0; i < vocab; i++)
         if ((double)logits[i] > top) top = (double)logits[i];
@@ -52,7 +52,7 @@ static double log_sum(const float *logits, int vocab) {
 void kern_alternatives(const float *logits, int vocab, void *scratch, struct kern_alternative *list,
                        int count) {
     struct pair *from = scratch, *to = from + vocab;
-    double norm = log_sum(logits, vocab);
+    double norm = alternatives_log_sum(logits, vocab);
     for (int32_t i = 0; i < vocab; i++) from[i] = (struct pair){key_of(logits[i]), i};
     for (int digit = 0; digit < DIGITS; digit++) {
         struct pair *swap = from;

@@ -223,7 +223,7 @@ static int own_number(const struct ranks *ranks, int stream) {
     return place.own_first + place.head % ranks->own_layers[place.layer].heads_kv;
 }
 
-static int stream_count(const struct ranks *ranks) {
+static int ranks_cache_stream_count(const struct ranks *ranks) {
     return (int)kern_streams(&ranks->whole);
 }
 
@@ -238,7 +238,7 @@ static void merge_lists(const struct ranks *ranks, const size_t *first, const vo
                         size_t size, size_t most, void *out) {
     size_t at[COMM_RANKS_MAX], done = 0;
     memcpy(at, first, sizeof at);
-    for (int stream = 0; stream < stream_count(ranks); stream++) {
+    for (int stream = 0; stream < ranks_cache_stream_count(ranks); stream++) {
         int owner = owner_of(ranks, stream);
         size_t length = (size_t)own_length(ranks, stream);
         size_t count = length < most - done ? length : most - done;
@@ -286,7 +286,7 @@ static int report_lengths(struct ranks *ranks, struct reporting *reporting) {
     return ranks_error(ranks, reporting->codes);
 }
 
-static int report_entries(struct ranks *ranks, struct reporting *reporting,
+static int ranks_cache_report_entries(struct ranks *ranks, struct reporting *reporting,
                           struct kern_report *report) {
     size_t first[COMM_RANKS_MAX], all;
     (void)place_lists(ranks, first, &all);
@@ -330,11 +330,11 @@ int ranks_report(struct kern *kern, int slot, struct kern_report *report) {
         if (own->entries > report->rank_entries) report->rank_entries = own->entries;
         if (own->pages > report->rank_pages) report->rank_pages = own->pages;
     }
-    for (int stream = 0; report->lengths && stream < stream_count(ranks); stream++)
+    for (int stream = 0; report->lengths && stream < ranks_cache_stream_count(ranks); stream++)
         report->lengths[stream] = own_length(ranks, stream);
     if (!report->positions && !report->log_beta) return 0;
     if (report->entries > report->entries_max) return ERR_LIMIT;
-    return report_entries(ranks, &reporting, report);
+    return ranks_cache_report_entries(ranks, &reporting, report);
 }
 
 /* ---- Eviction ---- */
@@ -358,7 +358,7 @@ static void evict_on(struct ranks *ranks, struct kern *kern, int rank, void *arg
                                 : kern->ops->evict(kern, evicting->due, evicting->count);
 }
 
-static int evict_all(struct ranks *ranks, struct evicting *evicting) {
+static int ranks_cache_evict_all(struct ranks *ranks, struct evicting *evicting) {
     ranks_each(ranks, evict_on, evicting);
     return ranks_error(ranks, evicting->codes);
 }
@@ -366,11 +366,11 @@ static int evict_all(struct ranks *ranks, struct evicting *evicting) {
 /* Evicts without a trace: lack of memory loses the trace, not the step. */
 static int evict_untraced(struct ranks *ranks, struct evicting *evicting) {
     evicting->due->trace->lost = evicting->untraced = true;
-    return evict_all(ranks, evicting);
+    return ranks_cache_evict_all(ranks, evicting);
 }
 
 /* Evicts with a trace: a rank records the entries it removes, at most those it holds. */
-static int evict_traced(struct ranks *ranks, struct evicting *evicting) {
+static int ranks_cache_evict_traced(struct ranks *ranks, struct evicting *evicting) {
     struct kern_trace *trace = evicting->due->trace;
     struct reporting reporting = {.slot = evicting->due->slot};
     size_t first[COMM_RANKS_MAX], all;
@@ -384,11 +384,11 @@ static int evict_traced(struct ranks *ranks, struct evicting *evicting) {
         evicting->trace[r] = (struct kern_trace){.lengths = reporting.rank[r].lengths,
                                                  .positions = positions + first[r],
                                                  .entries_max = reporting.rank[r].entries};
-    rc = evict_all(ranks, evicting);
+    rc = ranks_cache_evict_all(ranks, evicting);
     for (int r = 0; r < ranks->count; r++) trace->lost = trace->lost || evicting->trace[r].lost;
     if (!rc && !trace->lost) {
         trace->entries = 0;
-        for (int stream = 0; stream < stream_count(ranks); stream++) {
+        for (int stream = 0; stream < ranks_cache_stream_count(ranks); stream++) {
             trace->lengths[stream] = own_length(ranks, stream);
             trace->entries += (size_t)trace->lengths[stream];
         }
@@ -405,7 +405,7 @@ int ranks_evict(struct kern *kern, const struct kern_evict *due, int count) {
     for (int i = 0, n; i < count && !rc; i += n) {
         for (n = 0; i + n < count && !due[i + n].trace;) n++;
         struct evicting evicting = {.due = &due[i], .count = n, .traced = n == 0};
-        rc = evicting.traced ? evict_traced(ranks, &evicting) : evict_all(ranks, &evicting);
+        rc = evicting.traced ? ranks_cache_evict_traced(ranks, &evicting) : ranks_cache_evict_all(ranks, &evicting);
         if (n == 0) n = 1;
     }
     return rc;
@@ -476,7 +476,7 @@ static struct copying stream_block(const struct ranks *ranks, int slot, int bloc
 
 /* The number of the state that a block holds; negative: it holds none. */
 static int state_of(const struct ranks *ranks, int block) {
-    return block - 1 - stream_count(ranks);
+    return block - 1 - ranks_cache_stream_count(ranks);
 }
 
 /* Every rank has a part of the state's block, in the order of the ranks, behind what all have. */
@@ -579,7 +579,7 @@ int ranks_snapshot_check(struct kern *kern, const struct kern_block *blocks, int
 }
 
 /* Every rank that holds the stream's head imports its block. */
-static int import_stream(struct ranks *ranks, int slot, int block, const struct kern_block *from) {
+static int ranks_cache_import_stream(struct ranks *ranks, int slot, int block, const struct kern_block *from) {
     struct copying copying = stream_block(ranks, slot, block);
     const struct place place = stream_place(ranks, block - 1);
     const int own = ranks->own_layers[place.layer].heads_kv;
@@ -593,7 +593,7 @@ static int import_stream(struct ranks *ranks, int slot, int block, const struct 
 int ranks_snapshot_import(struct kern *kern, int slot, int block, const struct kern_block *from) {
     struct ranks *ranks = ranks_of(kern);
     if (state_of(ranks, block) >= 0) return import_state_parts(ranks, slot, block, from);
-    if (block > 0) return import_stream(ranks, slot, block, from);
+    if (block > 0) return ranks_cache_import_stream(ranks, slot, block, from);
     struct snapshot_shape whole = whole_shape(ranks), part = own_shape(ranks);
     size_t own = snapshot_arrays(&part, snapshot_read_slot(from).window).size;
     struct copying copying = {.slot = slot, .only = -1};

@@ -7,7 +7,7 @@ struct cpu_ranks {
     const struct comm *comm[COMM_RANKS_MAX]; /* until the rank's backend owns it */
 };
 
-static int open_rank(void *arg, int rank, struct kern **out, struct fault *fault) {
+static int ranks_cpu_open_rank(void *arg, int rank, struct kern **out, struct fault *fault) {
     struct cpu_ranks *all = arg;
     struct cpu_options own = all->options;
     own.comm = all->comm[rank];
@@ -25,7 +25,7 @@ int ranks_open_cpu(const struct cpu_options *options, int ranks, struct kern **o
         return fault_set(fault, rc, "tensor-parallel-size", "no communicator for %d ranks: %s",
                          ranks, err_text(rc));
     all.options.threads = threads > ranks ? threads / ranks : 1;
-    const struct ranks_options own = {.ranks = ranks, .open = open_rank, .arg = &all};
+    const struct ranks_options own = {.ranks = ranks, .open = ranks_cpu_open_rank, .arg = &all};
     rc = ranks_open(&own, out, fault);
     for (int r = 0; r < ranks; r++)
         if (all.comm[r]) all.comm[r]->ops->close(all.comm[r]);

@@ -89,7 +89,7 @@ static float magnitude(const float *x, int dim) {
 }
 
 /* The whole numbers nearest to x / factor, within the levels; ties: the even one. */
-static void nearest(int8_t *to, const float *x, float factor, int dim) {
+static void row_nearest(int8_t *to, const float *x, float factor, int dim) {
     for (int i = 0; i < dim; i++) {
         float t = x[i] / factor;
         t = t > ROW_LEVEL ? ROW_LEVEL : t;
@@ -100,13 +100,13 @@ static void nearest(int8_t *to, const float *x, float factor, int dim) {
 
 static void write8(int8_t *codes, uint16_t *factor, const float *x, float most, int dim) {
     *factor = (uint16_t)((number_bits(most / ROW_LEVEL) + 0xffff) >> 16); /* rounded up */
-    if (*factor > 0) nearest(codes, x, number_from_bf16(*factor), dim);
+    if (*factor > 0) row_nearest(codes, x, number_from_bf16(*factor), dim);
 }
 
 /* Codes of the levels nearest to x / factor, one in a byte. */
 static void choose_levels(uint8_t *chosen, const float *x, float factor, int dim) {
     int8_t whole[ROW_DIM_MAX];
-    nearest(whole, x, factor, dim);
+    row_nearest(whole, x, factor, dim);
     for (int i = 0; i < dim; i++) chosen[i] = 0;
     for (int b = 0; b < 15; b++)
         for (int i = 0; i < dim; i++) chosen[i] = (uint8_t)(chosen[i] + (whole[i] >= bounds[b]));

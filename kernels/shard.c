@@ -79,7 +79,7 @@ void shard_gate(const struct comm *comm, struct kern_gate_spec *spec) {
     spec->b1 += skipped;
 }
 
-static int refuse(struct fault *fault, int ranks, int count, const char *what) {
+static int shard_refuse(struct fault *fault, int ranks, int count, const char *what) {
     return fault_set(fault, ERR_UNSUPPORTED, "tensor-parallel-size",
                      "the model's %d %s cannot be split over %d ranks", count, what, ranks);
 }
@@ -87,21 +87,21 @@ static int refuse(struct fault *fault, int ranks, int count, const char *what) {
 int shard_check(int ranks, const struct kern_shape *shape, struct fault *fault) {
     int heads = shape->heads_kv;
     if (heads >= ranks ? heads % ranks : ranks % heads)
-        return refuse(fault, ranks, heads, "key/value heads");
+        return shard_refuse(fault, ranks, heads, "key/value heads");
     if (shape->heads_kv_least && shape->heads_kv_least % ranks)
-        return refuse(fault, ranks, shape->heads_kv_least, "key/value heads of some layers");
-    if (shape->heads_q % ranks) return refuse(fault, ranks, shape->heads_q, "query heads");
-    if (shape->d_ff % ranks) return refuse(fault, ranks, shape->d_ff, "feed-forward units");
+        return shard_refuse(fault, ranks, shape->heads_kv_least, "key/value heads of some layers");
+    if (shape->heads_q % ranks) return shard_refuse(fault, ranks, shape->heads_q, "query heads");
+    if (shape->d_ff % ranks) return shard_refuse(fault, ranks, shape->d_ff, "feed-forward units");
     if (shape->expert_ff % ranks)
-        return refuse(fault, ranks, shape->expert_ff, "feed-forward units of an expert");
+        return shard_refuse(fault, ranks, shape->expert_ff, "feed-forward units of an expert");
     if (shape->shared_ff % ranks)
-        return refuse(fault, ranks, shape->shared_ff, "feed-forward units beside experts");
+        return shard_refuse(fault, ranks, shape->shared_ff, "feed-forward units beside experts");
     if (shape->conv_channels % ranks)
-        return refuse(fault, ranks, shape->conv_channels, "channels of short convolutions");
+        return shard_refuse(fault, ranks, shape->conv_channels, "channels of short convolutions");
     if (shape->delta_heads % ranks)
-        return refuse(fault, ranks, shape->delta_heads, "key heads of gated delta rules");
+        return shard_refuse(fault, ranks, shape->delta_heads, "key heads of gated delta rules");
     if (shape->mamba_heads % ranks)
-        return refuse(fault, ranks, shape->mamba_heads, "heads of Mamba-2 layers");
-    if (shape->vocab < ranks) return refuse(fault, ranks, shape->vocab, "tokens");
+        return shard_refuse(fault, ranks, shape->mamba_heads, "heads of Mamba-2 layers");
+    if (shape->vocab < ranks) return shard_refuse(fault, ranks, shape->vocab, "tokens");
     return 0;
 }

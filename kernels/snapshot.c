@@ -57,7 +57,7 @@ static size_t query_bytes(const struct snapshot_layer *layer) {
     return (size_t)layer->heads_q * (size_t)layer->head_dim * sizeof(float);
 }
 
-static size_t stream_count(const struct snapshot_shape *shape) {
+static size_t snapshot_stream_count(const struct snapshot_shape *shape) {
     size_t streams = 0;
     for (int i = 0; i < shape->options->layers; i++) streams += (size_t)layer_at(shape, i).heads_kv;
     return streams;
@@ -70,7 +70,7 @@ struct snapshot_arrays snapshot_arrays(const struct snapshot_shape *shape, int32
     size_t layers = (size_t)o->layers, queries = (size_t)window;
     struct snapshot_arrays at = {.weights = sizeof(struct slot_head)};
     at.tau = at.weights + layers * sizeof(float);
-    at.ring_pos = at.tau + stream_count(shape) * sizeof(float);
+    at.ring_pos = at.tau + snapshot_stream_count(shape) * sizeof(float);
     at.ring = at.ring_pos + queries * sizeof(int32_t);
     at.size = at.ring;
     for (int i = 0; i < o->layers; i++) {
@@ -80,7 +80,7 @@ struct snapshot_arrays snapshot_arrays(const struct snapshot_shape *shape, int32
     return at;
 }
 
-static void describe(struct slot_head *head, const char *name, size_t bytes) {
+static void snapshot_describe(struct slot_head *head, const char *name, size_t bytes) {
     CHECK(head->count < DESCRIPTIONS_MAX);
     struct description *to = &head->descriptions[head->count++];
     memcpy(to->name, name, strlen(name));
@@ -95,13 +95,13 @@ static void fill_head(const struct snapshot_shape *shape, const struct snapshot_
     head->next_pos = slot->next_pos;
     head->window = slot->window;
     head->measured = slot->measured;
-    for (int i = 0; i < SNAPSHOT_SIDES; i++) describe(head, sides[i].name, sides[i].bytes);
-    describe(head, "weights", at.tau - at.weights);
-    describe(head, "tau", at.ring_pos - at.tau);
-    describe(head, "ring", at.size - at.ring_pos);
+    for (int i = 0; i < SNAPSHOT_SIDES; i++) snapshot_describe(head, sides[i].name, sides[i].bytes);
+    snapshot_describe(head, "weights", at.tau - at.weights);
+    snapshot_describe(head, "tau", at.ring_pos - at.tau);
+    snapshot_describe(head, "ring", at.size - at.ring_pos);
     /* Keys of a text that is longer lie at places that depend on the model's positions. */
     if (slot->next_pos > shape->options->max_positions)
-        describe(head, "places", (size_t)shape->options->max_positions);
+        snapshot_describe(head, "places", (size_t)shape->options->max_positions);
 }
 
 void snapshot_write_head(const struct snapshot_shape *shape, const struct snapshot_slot *slot,
@@ -154,7 +154,7 @@ int32_t snapshot_members(const struct snapshot_shape *shape, int stream,
 
 /* ---- Checks ---- */
 
-static int malformed(struct fault *fault, const char *what, int block) {
+static int snapshot_malformed(struct fault *fault, const char *what, int block) {
     return fault_set(fault, ERR_MALFORMED, "snapshot", "block %d: %s", block, what);
 }
 
@@ -163,7 +163,7 @@ static int check_ring(const char *ring_pos, const struct snapshot_slot *slot, st
         int32_t pos;
         memcpy(&pos, ring_pos + (size_t)i * sizeof pos, sizeof pos);
         if (pos < -1 || pos >= slot->next_pos || (pos >= 0 && pos % slot->window != i))
-            return malformed(fault, "a query at a wrong place", 0);
+            return snapshot_malformed(fault, "a query at a wrong place", 0);
     }
     return 0;
 }
@@ -179,12 +179,12 @@ static int check_slot(const struct snapshot_shape *shape, const struct kern_bloc
                       int32_t tokens, struct snapshot_slot *slot, struct fault *fault) {
     struct slot_head head, own;
     int32_t most = shape->options->max_positions;
-    if (block->size < sizeof head) return malformed(fault, "too short", 0);
+    if (block->size < sizeof head) return snapshot_malformed(fault, "too short", 0);
     memcpy(&head, block->data, sizeof head);
     if (head.window < 0 || head.window > KERN_WINDOW_MAX)
-        return malformed(fault, "a window out of range", 0);
-    if (head.next_pos < 0) return malformed(fault, "a negative number of tokens", 0);
-    if (head.next_pos != tokens) return malformed(fault, "it has seen another number of tokens", 0);
+        return snapshot_malformed(fault, "a window out of range", 0);
+    if (head.next_pos < 0) return snapshot_malformed(fault, "a negative number of tokens", 0);
+    if (head.next_pos != tokens) return snapshot_malformed(fault, "it has seen another number of tokens", 0);
     *slot = snapshot_read_slot(block);
     fill_head(shape, slot, &own);
     if (head.next_pos > most && (!shape->shifts || memcmp(&own, &head, sizeof own) != 0))
@@ -194,7 +194,7 @@ static int check_slot(const struct snapshot_shape *shape, const struct kern_bloc
         return fault_set(fault, ERR_UNSUPPORTED, "snapshot",
                          "entries carry other side records than this version's");
     struct snapshot_arrays at = snapshot_arrays(shape, slot->window);
-    if (block->size != at.size) return malformed(fault, "not the size of its arrays", 0);
+    if (block->size != at.size) return snapshot_malformed(fault, "not the size of its arrays", 0);
     return check_ring((const char *)block->data + at.ring_pos, slot, fault);
 }
 
@@ -253,7 +253,7 @@ static int32_t length_most(const struct snapshot_shape *shape, int32_t next_pos)
 /* Checks the members behind the entries. A position belongs to one token, so entries and members
  * together never exceed the number of positions, also after later ones are dropped: buffers for a
  * stream rely on it. */
-static int check_members(const struct snapshot_shape *shape, const struct kern_block *block,
+static int snapshot_check_members(const struct snapshot_shape *shape, const struct kern_block *block,
                          int index, int32_t next_pos, struct fault *fault) {
     const char *at;
     const int stream = index - 1;
@@ -261,9 +261,9 @@ static int check_members(const struct snapshot_shape *shape, const struct kern_b
     if (block->size == snapshot_part_at(shape, stream, length, SNAPSHOT_PARTS)) return 0;
     if (count < 1 || count > next_pos - length ||
         block->size != snapshot_stream_size(shape, stream, length, count))
-        return malformed(fault, "not the size of its members", index);
+        return snapshot_malformed(fault, "not the size of its members", index);
     if (next_pos > shape->options->max_positions)
-        return malformed(fault, "members of classes that cannot be shifted", index);
+        return snapshot_malformed(fault, "members of classes that cannot be shifted", index);
     if (shape->member_slots == 0)
         return fault_set(fault, ERR_UNSUPPORTED, "snapshot",
                          "its entries have classes, which this backend does not keep");
@@ -271,27 +271,27 @@ static int check_members(const struct snapshot_shape *shape, const struct kern_b
     if (!taken) return fault_set(fault, ERR_NOMEM, "snapshot", "no memory for the check");
     bool sound = are_members(block, at, count, next_pos, taken);
     mem_free(taken);
-    return sound ? 0 : malformed(fault, "a member that cannot be", index);
+    return sound ? 0 : snapshot_malformed(fault, "a member that cannot be", index);
 }
 
-static int check_stream(const struct snapshot_shape *shape, const struct kern_block *block,
+static int snapshot_check_stream(const struct snapshot_shape *shape, const struct kern_block *block,
                         int index, int32_t next_pos, struct fault *fault) {
-    if (block->size < sizeof(int32_t)) return malformed(fault, "too short", index);
+    if (block->size < sizeof(int32_t)) return snapshot_malformed(fault, "too short", index);
     int32_t length = snapshot_length(block), last = -1;
     if (length < 0 || length > length_most(shape, next_pos))
-        return malformed(fault, "a length out of range", index);
+        return snapshot_malformed(fault, "a length out of range", index);
     if (block->size < snapshot_part_at(shape, index - 1, length, SNAPSHOT_PARTS))
-        return malformed(fault, "not the size of its entries", index);
+        return snapshot_malformed(fault, "not the size of its entries", index);
     const char *at =
         (const char *)block->data + snapshot_part_at(shape, index - 1, length, SNAPSHOT_POS);
     for (int32_t i = 0; i < length; i++) {
         int32_t pos;
         memcpy(&pos, at + (size_t)i * sizeof pos, sizeof pos);
         if (pos <= last || pos >= next_pos)
-            return malformed(fault, "positions out of order", index);
+            return snapshot_malformed(fault, "positions out of order", index);
         last = pos;
     }
-    return check_members(shape, block, index, next_pos, fault);
+    return snapshot_check_members(shape, block, index, next_pos, fault);
 }
 
 /* Entries and pages that each rank will have. */
@@ -301,7 +301,7 @@ struct rank_counts {
 };
 
 /* Counts a checked block of a stream. */
-static void count_stream(const struct snapshot_shape *shape, const struct kern_block *block,
+static void snapshot_count_stream(const struct snapshot_shape *shape, const struct kern_block *block,
                          int stream, struct rank_counts *counts, struct kern_report *report) {
     const char *at;
     int head;
@@ -322,7 +322,7 @@ static void count_stream(const struct snapshot_shape *shape, const struct kern_b
 int snapshot_check(const struct snapshot_shape *shape, const struct kern_block *blocks, int count,
                    int32_t tokens, struct snapshot_slot *slot, struct kern_report *report,
                    struct fault *fault) {
-    const int streams = (int)stream_count(shape), states = shape->options->states;
+    const int streams = (int)snapshot_stream_count(shape), states = shape->options->states;
     const int64_t state_pages = (int64_t)states * shape->state_pages;
     struct rank_counts counts = {0};
     report->entries = report->rank_entries = 0;
@@ -334,12 +334,12 @@ int snapshot_check(const struct snapshot_shape *shape, const struct kern_block *
                          count, streams, states);
     int rc = check_slot(shape, &blocks[0], tokens, slot, fault);
     for (int i = 1; i <= streams && rc == 0; i++) {
-        rc = check_stream(shape, &blocks[i], i, slot->next_pos, fault);
-        if (rc == 0) count_stream(shape, &blocks[i], i - 1, &counts, report);
+        rc = snapshot_check_stream(shape, &blocks[i], i, slot->next_pos, fault);
+        if (rc == 0) snapshot_count_stream(shape, &blocks[i], i - 1, &counts, report);
     }
     for (int i = 1 + streams; i < count && rc == 0; i++)
         if (blocks[i].size != snapshot_state_size(shape))
-            rc = malformed(fault, "not the size of a state", i);
+            rc = snapshot_malformed(fault, "not the size of a state", i);
     report->pages += shape->ranks * state_pages;
     report->rank_pages += state_pages;
     return rc;
@@ -348,7 +348,7 @@ int snapshot_check(const struct snapshot_shape *shape, const struct kern_block *
 /* ---- Parts ---- */
 
 /* Copies rows of `width` bytes, which are parts of longer rows on one of the sides. */
-static void copy_rows(char *to, size_t to_stride, const char *from, size_t from_stride, size_t rows,
+static void snapshot_copy_rows(char *to, size_t to_stride, const char *from, size_t from_stride, size_t rows,
                       size_t width) {
     for (size_t i = 0; i < rows; i++) memcpy(to + i * to_stride, from + i * from_stride, width);
 }
@@ -363,9 +363,9 @@ static void copy_part(struct sides_of *at, size_t rows, size_t all, size_t own, 
                       bool join) {
     char *there = at->whole + (size_t)place * own, *here = at->part;
     if (join)
-        copy_rows(there, all, here, own, rows, own);
+        snapshot_copy_rows(there, all, here, own, rows, own);
     else
-        copy_rows(here, own, there, all, rows, own);
+        snapshot_copy_rows(here, own, there, all, rows, own);
     at->whole += rows * all;
     at->part += rows * own;
 }

@@ -85,7 +85,7 @@ static int add_variable(struct jinja_run *run, const struct chat_input *input,
     return jinja_from_json(run, variable, marked, false, out);
 }
 
-static int add_function(struct jinja_run *run, const struct jinja_builtin *builtin,
+static int chat_add_function(struct jinja_run *run, const struct jinja_builtin *builtin,
                         struct jinja_value *out) {
     struct jinja_function *function = jinja_alloc(run, 1, sizeof *function);
     if (!function) return jinja_fail_memory(run);
@@ -104,7 +104,7 @@ static int bind_globals(struct jinja_run *run, const struct chat_input *input) {
     for (uint32_t i = 0; i < template->name_count && !rc; i++) {
         const struct jinja_name *name = template->names[i];
         const struct jinja_builtin *builtin = jinja_find_global(&name->string);
-        if (builtin) rc = add_function(run, builtin, &run->globals[i]);
+        if (builtin) rc = chat_add_function(run, builtin, &run->globals[i]);
         cJSON_ArrayForEach(variable, input->context) {
             if (rc || !variable->string || strcmp(variable->string, name->text) != 0) continue;
             rc = add_variable(run, input, variable, &run->globals[i]);

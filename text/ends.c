@@ -52,7 +52,7 @@ static bool render_sample(const struct text *text, bool cut, struct arena *arena
     return rendered;
 }
 
-static bool is_blank(const struct text *text, int32_t id) {
+static bool ends_is_blank(const struct text *text, int32_t id) {
     const char *bytes = NULL;
     size_t size = tok_bytes(text->tok, id, &bytes);
     while (size > 0 && utf8_is_blank(bytes[size - 1])) size--;
@@ -69,7 +69,7 @@ static void add_turn_end(const struct text *text, struct arena *arena, int32_t *
         (cut.count > 0 && memcmp(cut.ids, whole.ids, cut.count * sizeof *cut.ids) != 0))
         return;
     size_t at = cut.count;
-    while (at < whole.count && is_blank(text, whole.ids[at])) at++;
+    while (at < whole.count && ends_is_blank(text, whole.ids[at])) at++;
     if (at < whole.count && tok_is_added(text->tok, whole.ids[at]))
         add_end(whole.ids[at], ends, count);
 }

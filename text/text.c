@@ -25,7 +25,7 @@ static bool exists(const char *path) {
     return stat(path, &st) == 0;
 }
 
-static int join_path(char *path, size_t size, const char *dir, const char *name,
+static int text_join_path(char *path, size_t size, const char *dir, const char *name,
                      struct fault *fault) {
     int n = snprintf(path, size, "%s/%s", dir, name);
     if (n < 0 || (size_t)n >= size) return fault_set(fault, ERR_LIMIT, name, "path too long");
@@ -42,7 +42,7 @@ static int in_file(int rc, const char *name, struct fault *fault) {
 
 /* ---- Special tokens ---- */
 
-static int no_memory(struct fault *fault) {
+static int text_no_memory(struct fault *fault) {
     return fault_set(fault, ERR_NOMEM, NULL, "not enough memory for the model's texts");
 }
 
@@ -53,7 +53,7 @@ static const char *token_content(const cJSON *node) {
 }
 
 /* Adds what `from` names and `tokens` has not yet: every member whose name ends in "_token". */
-static int add_tokens(cJSON *tokens, const cJSON *from, struct fault *fault) {
+static int text_add_tokens(cJSON *tokens, const cJSON *from, struct fault *fault) {
     static const char suffix[] = "_token";
     const cJSON *node;
     cJSON_ArrayForEach(node, from) {
@@ -62,25 +62,25 @@ static int add_tokens(cJSON *tokens, const cJSON *from, struct fault *fault) {
         if (!content || size < sizeof suffix || json_get(tokens, name) ||
             strcmp(name + size - (sizeof suffix - 1), suffix) != 0)
             continue;
-        if (!cJSON_AddStringToObject(tokens, name, content)) return no_memory(fault);
+        if (!cJSON_AddStringToObject(tokens, name, content)) return text_no_memory(fault);
     }
     return 0;
 }
 
-static char *copy_token(const cJSON *tokens, const char *name) {
+static char *text_copy_token(const cJSON *tokens, const char *name) {
     const cJSON *node = json_get(tokens, name);
     return mem_must_strdup(node ? node->valuestring : "");
 }
 
 /* As transformers: tokenizer_config.json with its extra_special_tokens goes before the older
  * special_tokens_map.json. */
-static int read_tokens(struct text *text, const cJSON *config, const cJSON *map,
+static int text_read_tokens(struct text *text, const cJSON *config, const cJSON *map,
                        struct fault *fault) {
     text->tokens = cJSON_CreateObject();
-    if (!text->tokens) return no_memory(fault);
-    int rc = add_tokens(text->tokens, config, fault);
-    if (rc == 0) rc = add_tokens(text->tokens, json_get(config, "extra_special_tokens"), fault);
-    if (rc == 0) rc = add_tokens(text->tokens, map, fault);
+    if (!text->tokens) return text_no_memory(fault);
+    int rc = text_add_tokens(text->tokens, config, fault);
+    if (rc == 0) rc = text_add_tokens(text->tokens, json_get(config, "extra_special_tokens"), fault);
+    if (rc == 0) rc = text_add_tokens(text->tokens, map, fault);
     return rc;
 }
 
@@ -91,7 +91,7 @@ static int open_object(const char *dir, const char *name, cJSON **out, struct fa
     const struct json_limits limits = {.bytes = CONFIG_BYTES_MAX, .depth = 64, .file = true};
     char path[4096], *data = NULL;
     size_t size = 0;
-    int rc = join_path(path, sizeof path, dir, name, fault);
+    int rc = text_join_path(path, sizeof path, dir, name, fault);
     if (rc != 0 || !exists(path)) return rc;
     rc = file_read(path, CONFIG_BYTES_MAX, &data, &size, fault);
     if (rc != 0) return rc;
@@ -157,7 +157,7 @@ static int open_template(const char *dir, const char *file, const struct listed 
                          struct fault *fault) {
     const char *found = listed_template(listed, wanted);
     char path[4096];
-    int rc = join_path(path, sizeof path, dir, file, fault);
+    int rc = text_join_path(path, sizeof path, dir, file, fault);
     if (rc != 0) return rc;
     if (exists(path)) return open_template_file(path, file, chat, source, fault);
     if (!found) return 0;
@@ -186,8 +186,8 @@ static int open_templates(const char *dir, const cJSON *config, struct text *tex
     struct listed listed = {"tokenizer_config.json", config};
     char plain_path[4096], folder_path[4096];
     cJSON *legacy = NULL;
-    int rc = join_path(plain_path, sizeof plain_path, dir, plain, fault);
-    if (rc == 0) rc = join_path(folder_path, sizeof folder_path, dir, folder, fault);
+    int rc = text_join_path(plain_path, sizeof plain_path, dir, plain, fault);
+    if (rc == 0) rc = text_join_path(folder_path, sizeof folder_path, dir, folder, fault);
     if (rc != 0) return rc;
     if (exists(plain_path) || exists(folder_path))
         listed.json = NULL;
@@ -208,7 +208,7 @@ static int open_text_dir(const char *dir, const char *given, struct text *text,
     int rc = tok_open_dir(dir, &text->tok, fault);
     if (rc == 0) rc = open_object(dir, "tokenizer_config.json", &config, fault);
     if (rc == 0) rc = open_object(dir, "special_tokens_map.json", &map, fault);
-    if (rc == 0) rc = read_tokens(text, config, map, fault);
+    if (rc == 0) rc = text_read_tokens(text, config, map, fault);
     if (rc == 0 && !given) rc = open_templates(dir, config, text, fault);
     json_free(config);
     json_free(map);
@@ -228,7 +228,7 @@ static int add_gguf_token(struct text *text, const struct gguf *gguf, const char
     if (size >= sizeof content || memchr(bytes, 0, size)) return 0;
     memcpy(content, bytes, size);
     content[size] = '\0';
-    return cJSON_AddStringToObject(text->tokens, name, content) ? 0 : no_memory(fault);
+    return cJSON_AddStringToObject(text->tokens, name, content) ? 0 : text_no_memory(fault);
 }
 
 static int read_gguf_tokens(struct text *text, const struct gguf *gguf, struct fault *fault) {
@@ -240,7 +240,7 @@ static int read_gguf_tokens(struct text *text, const struct gguf *gguf, struct f
                                             {"tokenizer.ggml.mask_token_id", "mask_token"}};
     int rc = 0;
     text->tokens = cJSON_CreateObject();
-    if (!text->tokens) return no_memory(fault);
+    if (!text->tokens) return text_no_memory(fault);
     for (size_t i = 0; i < sizeof tokens / sizeof *tokens && rc == 0; i++)
         rc = add_gguf_token(text, gguf, tokens[i][0], tokens[i][1], fault);
     return rc;
@@ -302,8 +302,8 @@ int text_open(const char *path, const char *given, struct text *text, struct fau
                            : open_text_dir(path, given, text, fault);
     if (rc == 0 && given) rc = open_given(given, text, fault);
     if (rc == 0) {
-        text->bos = copy_token(text->tokens, "bos_token");
-        text->eos = copy_token(text->tokens, "eos_token");
+        text->bos = text_copy_token(text->tokens, "bos_token");
+        text->eos = text_copy_token(text->tokens, "eos_token");
     } else {
         text_close(text);
     }
@@ -438,7 +438,7 @@ static int list_trusted(const struct text *text, struct arena *arena, struct cha
     const cJSON *item = NULL;
     size_t count = (size_t)cJSON_GetArraySize(text->tokens) + 2;
     const char **names = arena_alloc(arena, count, sizeof *names);
-    if (!names) return no_memory(fault);
+    if (!names) return text_no_memory(fault);
     input->trusted = names;
     names[input->trusted_count++] = "bos_token";
     names[input->trusted_count++] = "eos_token";
@@ -551,7 +551,7 @@ static int check_roles(const struct text *text, const cJSON *context,
 
 /* ---- Chats ---- */
 
-static int encode(const struct text *text, const struct chat_text *rendered, size_t max_ids,
+static int text_encode_rendered(const struct text *text, const struct chat_text *rendered, size_t max_ids,
                   struct arena *arena, struct tok_ids *out, struct fault *fault) {
     return tok_encode(text->tok, rendered->text, rendered->size, TOK_SPECIALS, rendered->untrusted,
                       rendered->untrusted_count, max_ids, arena, out, fault);
@@ -573,7 +573,7 @@ int text_render_chat(const struct text *text, const cJSON *context, size_t max_i
     if (rc == 0) rc = check_roles(text, context, &rendered, &input, fault);
     if (rc == 0 && cJSON_IsTrue(json_get(context, "continue_final_message")))
         rc = cut_after_final(&rendered, context, arena, fault);
-    if (rc == 0) rc = encode(text, &rendered, max_ids, arena, out, fault);
+    if (rc == 0) rc = text_encode_rendered(text, &rendered, max_ids, arena, out, fault);
     cJSON_Delete(full);
     return rc;
 }
@@ -640,7 +640,7 @@ size_t text_chat_border(const struct text *text, const cJSON *context, const int
     if (rc == 0) rc = chat_render(chat, &input, &arena, &rendered, &fault);
     /* The other chat is longer than this one by a few tokens at most. */
     if (rc == 0 && rendered.size > least)
-        rc = encode(text, &rendered, count + 256, &arena, &other, &fault);
+        rc = text_encode_rendered(text, &rendered, count + 256, &arena, &other, &fault);
     while (rc == 0 && common < count && common < other.count && ids[common] == other.ids[common])
         common++;
     cJSON_Delete(full);

@@ -41,7 +41,7 @@ struct room {
     float rotated[16][DIM_MAX];     /* queries of a cache whose rows are rotated */
 };
 
-static bool fits(const struct kern_cache_options *o) {
+static bool amx_attend_fits(const struct kern_cache_options *o) {
     if (o->heads || o->latent) return false; /* known ones are larger, too */
     if (row_scaled(o->dtype)) return o->head_dim == 64 || o->head_dim == 128;
     return (o->dtype == KERN_BF16 || o->dtype == KERN_E4M3) &&
@@ -54,7 +54,7 @@ size_t cpu_attend_scratch_amx(const struct kern_cache_options *options) {
 }
 
 int cpu_attend_lanes_amx(const struct kern_cache_options *options) {
-    return fits(options) ? GROUPS * 16 : cpu_attend_lanes_avx512(options);
+    return amx_attend_fits(options) ? GROUPS * 16 : cpu_attend_lanes_avx512(options);
 }
 
 /* ---- Lanes ---- */
@@ -124,7 +124,7 @@ static const float *query_of(const struct cpu_attend_job *job, const struct cpu_
 }
 
 /* Fills a partial last group with zero queries that see the entries of its last lane. */
-static void begin(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
+static void amx_attend_begin(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                   const struct cpu_stream *stream, struct room *room) {
     const struct kern_span *span = &job->batch->spans[item->span];
     int groups = (item->lanes + 15) / 16, known = -1;
@@ -150,7 +150,7 @@ static void begin(const struct cpu_attend_job *job, const struct cpu_attend_item
     memset(room->acc, 0, (size_t)groups * sizeof room->acc[0]);
 }
 
-static void finish(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
+static void amx_attend_finish(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                    const struct room *room) {
     for (int l = 0; l < item->lanes; l++) {
         float *out = cpu_attend_out(job, item, l);
@@ -515,7 +515,7 @@ static void add_values_two(struct view *view, struct room *room, int group, int 
 
 /* ---- A block against sixteen lanes ---- */
 
-static void meet(struct view *view, struct room *room, int group, bool ready) {
+static void amx_attend_meet(struct view *view, struct room *room, int group, bool ready) {
     int chunks = (view->count + TILE_DEPTH - 1) / TILE_DEPTH, rows = chunks * TILE_DEPTH;
     const bool scaled = row_scaled(view->dtype);
     compute_scores(view, room, group);
@@ -542,7 +542,7 @@ static void meet(struct view *view, struct room *room, int group, bool ready) {
 
 void cpu_attend_amx(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                     void *scratch) {
-    if (!fits(&job->cache->options)) {
+    if (!amx_attend_fits(&job->cache->options)) {
         cpu_attend_avx512(job, item, scratch);
         return;
     }
@@ -550,7 +550,7 @@ void cpu_attend_amx(const struct cpu_attend_job *job, const struct cpu_attend_it
     const enum kern_dtype dtype = job->cache->options.dtype;
     const struct kern_span *span = &job->batch->spans[item->span];
     struct cpu_stream stream = cpu_cache_stream(job->cache, span->slot, job->layer, item->head);
-    begin(job, item, &stream, room);
+    amx_attend_begin(job, item, &stream, room);
     int groups = (item->lanes + 15) / 16, last = item->lanes - 1;
     struct view view = {.cache = job->cache,
                         .layer = job->shape,
@@ -569,8 +569,8 @@ void cpu_attend_amx(const struct cpu_attend_job *job, const struct cpu_attend_it
         for (int c = 0; groups > 1 && c * TILE_DEPTH < view.count; c++)
             load_chunk(&view, c * TILE_DEPTH, 0, view.dim, room->v[c]);
         for (int g = 0; g < groups; g++)
-            if (any_seen(&view, room, g)) meet(&view, room, g, groups > 1);
+            if (any_seen(&view, room, g)) amx_attend_meet(&view, room, g, groups > 1);
     }
     _tile_release();
-    finish(job, item, room);
+    amx_attend_finish(job, item, room);
 }

@@ -25,7 +25,7 @@
 #define ROUNDED 1
 
 /* Returns the bytes that packed rows take for the job's weight. */
-static size_t rows_bytes(const struct cpu_matmul_job *job, int rows, int parts) {
+static size_t amx_matmul_rows_bytes(const struct cpu_matmul_job *job, int rows, int parts) {
     return (size_t)rows * (size_t)job->weight->depth * 2 * (size_t)parts;
 }
 
@@ -55,7 +55,7 @@ static inline __m512 from_bf16(__m256i half) {
 
 /* Packs one row of A tiles: first the rounded values, then, if split, the remainders of the
  * rounding. */
-SIMD void pack_row(const float *x, int64_t cols, int64_t depth, char *to, const int parts) {
+SIMD void amx_matmul_pack_row(const float *x, int64_t cols, int64_t depth, char *to, const int parts) {
     for (int64_t k = 0; k < depth; k += TILE_DEPTH, to += (ptrdiff_t)parts * TILE_BYTES) {
         __m512 first = pack_load(x + k, cols - k), second = pack_load(x + k + 16, cols - k - 16);
         __m512i high = (__m512i)_mm512_cvtne2ps_pbh(second, first);
@@ -71,14 +71,14 @@ SIMD void pack_leaves(const struct kern_weight *w, const float *x, char *to, con
     for (int l = 0; l < w->leaves; l++) {
         struct cpu_leaf leaf = cpu_leaf_of(w, l);
         size_t start = leaf_start(w, l), bytes = leaf_start(w, l + 1) - start;
-        pack_row(x + leaf.first, leaf.count, (int64_t)(bytes / TILE_BYTES * TILE_DEPTH),
+        amx_matmul_pack_row(x + leaf.first, leaf.count, (int64_t)(bytes / TILE_BYTES * TILE_DEPTH),
                  to + start * (size_t)parts, parts);
     }
 }
 
-SIMD void pack_block(const struct cpu_matmul_job *job, int row, char *packed, const int parts) {
+SIMD void amx_matmul_pack_block(const struct cpu_matmul_job *job, int row, char *packed, const int parts) {
     const struct kern_weight *w = job->weight;
-    char *block = packed + rows_bytes(job, row, parts);
+    char *block = packed + amx_matmul_rows_bytes(job, row, parts);
     for (int64_t r = 0; r < 16; r++) {
         if (row + r < job->rows) {
             pack_leaves(w, job->x + (row + r) * w->cols, block + 64 * r, parts);
@@ -91,11 +91,11 @@ SIMD void pack_block(const struct cpu_matmul_job *job, int row, char *packed, co
 }
 
 void cpu_pack_x_amx(const struct cpu_matmul_job *job, int row, char *packed) {
-    pack_block(job, row, packed, SPLIT);
+    amx_matmul_pack_block(job, row, packed, SPLIT);
 }
 
 static void pack_x_rounded(const struct cpu_matmul_job *job, int row, char *packed) {
-    pack_block(job, row, packed, ROUNDED);
+    amx_matmul_pack_block(job, row, packed, ROUNDED);
 }
 
 /* ---- Weights that are converted ---- */
@@ -159,7 +159,7 @@ SIMD void factors_load(struct factors *f, const char *at, const char *units, boo
 
 /* Returns the numbers of eight outputs for two inputs. Each quarter of `codes` has two outputs, as
  * integers of four bytes; the two inputs are the bytes `first` and first + 1 of each integer. */
-SIMD v16 block_numbers(__m512i codes, const int first, v16 scale, v16 term, const bool folded,
+SIMD v16 amx_matmul_block_numbers(__m512i codes, const int first, v16 scale, v16 term, const bool folded,
                        const struct cpu_form form) {
     const char a = (char)first, b = (char)(first + 1), c = (char)(first + 4), d = (char)(first + 5);
     const __m512i from =
@@ -177,9 +177,9 @@ SIMD v16 block_numbers(__m512i codes, const int first, v16 scale, v16 term, cons
 SIMD void block_rows(char *to, __m512i codes, const struct factors *f, const int half,
                      const bool folded, const struct cpu_form form) {
     _Pragma("GCC unroll 2") for (int i = 0; i < 2; i++) {
-        v16 low = block_numbers(codes, 2 * i, f->scale[half][0], f->term[half][0], folded, form);
+        v16 low = amx_matmul_block_numbers(codes, 2 * i, f->scale[half][0], f->term[half][0], folded, form);
         v16 high =
-            block_numbers(codes, 8 + 2 * i, f->scale[half][1], f->term[half][1], folded, form);
+            amx_matmul_block_numbers(codes, 8 + 2 * i, f->scale[half][1], f->term[half][1], folded, form);
         _mm512_store_si512(to + (ptrdiff_t)64 * i, (__m512i)_mm512_cvtne2ps_pbh(high, low));
     }
 }
@@ -198,7 +198,7 @@ SIMD __m512i codes_bits(__m512i all, const int from, const int count, const int 
 }
 
 /* Returns the codes of quad `quad` of a block as bytes, or their values plus the offset. */
-SIMD __m512i codes_of(const char *block, const int quad, const struct cpu_form form) {
+SIMD __m512i amx_matmul_codes_of(const char *block, const int quad, const struct cpu_form form) {
     const struct cpu_quad at = cpu_quad_of(form.bits, form.parts, quad);
     __m512i all = codes_load(block + (ptrdiff_t)64 * at.low_vector);
     if (at.low < 8) all = codes_bits(all, at.low_bit, at.low, 0);
@@ -222,7 +222,7 @@ SIMD void widen_some(const struct kern_weight *w, const char *panel, size_t firs
         factors_load(&f, factors, units + b / BLOCK_GROUP * cpu_block_units(&form), w->halves,
                      folded, form);
         _Pragma("GCC unroll 8") for (int quad = 0; quad < CPU_QUADS; quad++) block_rows(
-            to + (ptrdiff_t)128 * quad, codes_of(codes, quad, form), &f, quad / 4, folded, form);
+            to + (ptrdiff_t)128 * quad, amx_matmul_codes_of(codes, quad, form), &f, quad / 4, folded, form);
     }
 }
 
@@ -279,7 +279,7 @@ static bool passes_caches(const struct cpu_matmul_job *job, const float *y) {
 
 /* Stores tiles of sums: up to sixteen rows of one panel or, side by side, of several. Rows are
  * stored one by one: memory takes neighbouring lines together in half of the time. */
-SIMD void put(const struct cpu_matmul_job *job, int row, int64_t panel, const float (*sums)[16][16],
+SIMD void amx_matmul_put(const struct cpu_matmul_job *job, int row, int64_t panel, const float (*sums)[16][16],
               const int panels) {
     const int64_t outputs = job->weight->rows, first = panel * PANEL;
     const int rows = job->rows - row < 16 ? job->rows - row : 16;
@@ -331,7 +331,7 @@ struct tree {
     _Alignas(64) float level[CPU_LEAF_LEVELS][4][16][16]; /* up to four tiles per level */
 };
 
-static inline void fold(struct tree *tree, int leaf, int tiles, int rows) {
+static inline void amx_matmul_fold(struct tree *tree, int leaf, int tiles, int rows) {
     int top = cpu_leaf_level(leaf);
     for (int n = leaf; n & 1; n >>= 1, top--)
         for (int t = 0; t < tiles; t++)
@@ -391,7 +391,7 @@ struct fetch {
     size_t step;
 };
 
-SIMD void fetch_next(struct fetch *fetch) {
+SIMD void amx_matmul_fetch_next(struct fetch *fetch) {
     for (size_t line = 0; line < fetch->step; line += 64)
         _mm_prefetch(fetch->from + line, _MM_HINT_T1);
     fetch->from += fetch->step;
@@ -412,9 +412,9 @@ SIMD void few_rows_four(const struct cpu_matmul_job *job, int64_t panel, struct 
         const size_t at = leaf_start(w, l), end = leaf_start(w, l + 1);
         few_rows_leaf(job->packed, b, at, end, parts);
         store_four(tree.level[cpu_leaf_level(l)]);
-        fold(&tree, l, 4, job->rows);
+        amx_matmul_fold(&tree, l, 4, job->rows);
     }
-    put(job, 0, panel, tree.level[0], 4);
+    amx_matmul_put(job, 0, panel, tree.level[0], 4);
 }
 
 SIMD void few_rows_stored(const char *a, const char *b, size_t at, size_t end, const int parts) {
@@ -434,7 +434,7 @@ SIMD void few_rows_wide(const struct kern_weight *w, const char *a, const char *
     for (; at < end + TILE_BYTES; at += TILE_BYTES) {
         const size_t tile = at / TILE_BYTES;
         if (at < end) {
-            fetch_next(fetch);
+            amx_matmul_fetch_next(fetch);
             widen_panels(w, b, 1, tile, 1, wide[tile % 2], 0);
         }
         if (at > start)
@@ -456,9 +456,9 @@ SIMD void few_rows_one(const struct cpu_matmul_job *job, int64_t panel, const in
         else
             few_rows_stored(job->packed, b, at, end, parts);
         _tile_stored(0, tree.level[cpu_leaf_level(l)][0], 64);
-        fold(&tree, l, 1, job->rows);
+        amx_matmul_fold(&tree, l, 1, job->rows);
     }
-    put(job, 0, panel, tree.level[0], 1);
+    amx_matmul_put(job, 0, panel, tree.level[0], 1);
 }
 
 /* ---- Many rows ---- */
@@ -521,15 +521,15 @@ static inline void load_four(float (*from)[16][16]) {
 SIMD void add_chunk(struct many *many, int row, const char *b, size_t stride, size_t at, size_t end,
                     float (*sums)[16][16], bool first, const int high, const int panels,
                     const int parts) {
-    const size_t a_stride = rows_bytes(many->job, 16, parts);
-    const char *a = many->job->packed + rows_bytes(many->job, row, parts);
+    const size_t a_stride = amx_matmul_rows_bytes(many->job, 16, parts);
+    const char *a = many->job->packed + amx_matmul_rows_bytes(many->job, row, parts);
     struct fetch fetch = many->fetch;
     if (first)
         zero_four();
     else
         load_four(sums);
     for (; at < end; at += TILE_BYTES, b += TILE_BYTES) {
-        fetch_next(&fetch);
+        amx_matmul_fetch_next(&fetch);
         two_by_two(a + (size_t)parts * at, a_stride, b, stride, high, panels, parts);
     }
     store_four(sums);
@@ -539,14 +539,14 @@ SIMD void add_chunk(struct many *many, int row, const char *b, size_t stride, si
 /* Completes a leaf, and the results behind the last one. */
 SIMD void close_leaf(const struct many *many, int leaf, int row, const int high, const int panels) {
     struct tree *tree = &many->trees[row / 32];
-    fold(tree, leaf, 4, 16);
+    amx_matmul_fold(tree, leaf, 4, 16);
     if (leaf + 1 < many->job->weight->leaves) return;
     for (int h = 0; h < high; h++)
-        put(many->job, row + 16 * h, many->panel, tree->level[0] + (ptrdiff_t)2 * h, panels);
+        amx_matmul_put(many->job, row + 16 * h, many->panel, tree->level[0] + (ptrdiff_t)2 * h, panels);
 }
 
 /* Multiplies tiles [at, end) of a leaf, in bytes of bf16, with all rows. */
-SIMD void all_rows(struct many *many, int leaf, size_t at, size_t end, const int panels,
+SIMD void amx_matmul_all_rows(struct many *many, int leaf, size_t at, size_t end, const int panels,
                    const int parts) {
     const struct cpu_matmul_job *job = many->job;
     const struct kern_weight *w = job->weight;
@@ -591,7 +591,7 @@ SIMD void many_rows_some(const struct cpu_matmul_job *job, int64_t panel, int64_
         size_t at = leaf_start(w, l), next;
         do { /* once for a leaf without inputs, too: its sums are zeros */
             next = end - at > chunk ? at + chunk : end;
-            all_rows(&many, l, at, next, panels, parts);
+            amx_matmul_all_rows(&many, l, at, next, panels, parts);
             at = next;
         } while (at < end);
     }
@@ -619,7 +619,7 @@ size_t cpu_matmul_scratch_amx(const struct kern_weight *weight) {
     return tiles > other ? tiles : other;
 }
 
-SIMD void multiply(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
+SIMD void amx_matmul_multiply(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
                    void *scratch, const int parts) {
     if (!job->packed) {
         cpu_matmul_avx512(job, first, count, next, scratch);
@@ -636,12 +636,12 @@ SIMD void multiply(const struct cpu_matmul_job *job, int64_t first, int64_t coun
 
 void cpu_matmul_amx(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
                     void *scratch) {
-    multiply(job, first, count, next, scratch, SPLIT);
+    amx_matmul_multiply(job, first, count, next, scratch, SPLIT);
 }
 
 static void matmul_rounded(const struct cpu_matmul_job *job, int64_t first, int64_t count,
                            int64_t next, void *scratch) {
-    multiply(job, first, count, next, scratch, ROUNDED);
+    amx_matmul_multiply(job, first, count, next, scratch, ROUNDED);
 }
 
 /* Entries that the tables of both forms of activations share. */

@@ -211,7 +211,7 @@ static void square_rows(void *arg, int worker) {
         }
 }
 
-static void norm_rows(void *arg, int worker) {
+static void attend_norm_rows(void *arg, int worker) {
     (void)worker;
     struct norm_job *job = arg;
     const struct cpu_cache *cache = &job->cpu->cache;
@@ -247,7 +247,7 @@ void cpu_qk_norm(struct kern *kern, float *qkv, const float *q_norm, const float
     cpu_note(cpu,
              cpu->comm->ops->all_reduce(cpu->comm, cpu->squares.mem, count, COMM_F32, COMM_SUM));
     cpu_tickets_set(&job.tickets, batch->rows);
-    cpu_run(cpu, cost, norm_rows, &job);
+    cpu_run(cpu, cost, attend_norm_rows, &job);
 }
 
 /* ---- Writing ---- */
@@ -462,7 +462,7 @@ static void add_mass(const struct mass_work *work, int item, int worker) {
     cpu_observe_mass(job->cache, &mass, worker);
 }
 
-static void mass_items(void *arg, int worker) {
+static void attend_mass_items(void *arg, int worker) {
     struct mass_work *work = arg;
     int64_t end;
     for (int64_t i; (i = cpu_tickets_take(&work->tickets, 1, &end)) >= 0;)
@@ -479,7 +479,7 @@ static void observe_mass(struct cpu *cpu, const struct cpu_attend_job *job, int6
     if (!any) return;
     struct mass_work work = {.cpu = cpu, .job = job};
     cpu_tickets_set(&work.tickets, (int64_t)job->batch->span_count * job->heads_kv);
-    cpu_run(cpu, cost, mass_items, &work);
+    cpu_run(cpu, cost, attend_mass_items, &work);
 }
 
 void cpu_attend(struct kern *kern, int layer, float *out, const float *qkv,

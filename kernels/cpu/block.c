@@ -59,7 +59,7 @@ static char *factor_at(const struct kern_weight *w, int64_t row, int64_t block, 
 }
 
 /* Returns the address of the unit of scales or, if `least`, that of terms. */
-static char *unit_at(const struct kern_weight *w, int64_t row, int64_t block, bool least) {
+static char *block_unit_at(const struct kern_weight *w, int64_t row, int64_t block, bool least) {
     const size_t each = cpu_block_units(w->form) / (size_t)(1 + w->form->least);
     return panel_of(w, row) + cpu_block_units_at(w) +
            (size_t)(block / BLOCK_GROUP) * cpu_block_units(w->form) + (least ? each : 0) +
@@ -285,8 +285,8 @@ void cpu_block_pack(struct kern_weight *w, int64_t row, const struct block *from
                 put_factor(w, factor_at(w, row, b, i, true), block.least[i], block.unit[1], true);
         }
         if (!cpu_block_units(form) || b % BLOCK_GROUP) continue;
-        put_unit(w, unit_at(w, row, b, false), block.unit[0]);
-        if (form->least) put_unit(w, unit_at(w, row, b, true), block.unit[1]);
+        put_unit(w, block_unit_at(w, row, b, false), block.unit[0]);
+        if (form->least) put_unit(w, block_unit_at(w, row, b, true), block.unit[1]);
     }
 }
 
@@ -295,8 +295,8 @@ struct block cpu_block_at(const struct kern_weight *w, int64_t row, int64_t bloc
     struct block out;
     const bool has_units = cpu_block_units(form) > 0;
     block_set_factors(&out, 0, BLOCK_NO_LEAST);
-    if (has_units) out.unit[0] = get_unit(w, unit_at(w, row, block, false));
-    if (has_units && form->least) out.unit[1] = get_unit(w, unit_at(w, row, block, true));
+    if (has_units) out.unit[0] = get_unit(w, block_unit_at(w, row, block, false));
+    if (has_units && form->least) out.unit[1] = get_unit(w, block_unit_at(w, row, block, true));
     for (int i = 0; i < 2; i++) {
         out.scale[i] = get_factor(w, factor_at(w, row, block, i, false), out.unit[0], false);
         if (form->least)

@@ -19,7 +19,7 @@
 
 /* ---- Open and close ---- */
 
-static size_t round_up(size_t n, size_t multiple) {
+static size_t cache_round_up(size_t n, size_t multiple) {
     return (n + multiple - 1) / multiple * multiple;
 }
 
@@ -36,7 +36,7 @@ static struct page_shape page_shape_of(const struct kern_cache_options *options,
     size_t slots = CPU_PAGE_BYTES / (rows * shape.row_size);
     if (slots < 1) slots = 1;
     shape.slots = (int)slots;
-    shape.size = round_up(rows * slots * (shape.row_size + row_factor_bytes(dtype)), 64);
+    shape.size = cache_round_up(rows * slots * (shape.row_size + row_factor_bytes(dtype)), 64);
     shape.least = shape.slots;
     return shape;
 }
@@ -72,7 +72,7 @@ void cpu_cache_info(const struct kern_cache_options *options, struct kern_cache_
     info->page_bytes = (int64_t)(shape.size + (size_t)shape.slots * side);
 }
 
-static int check_options(const struct kern_cache_options *options, struct fault *fault) {
+static int cache_check_options(const struct kern_cache_options *options, struct fault *fault) {
     const bool scaled = row_scaled(options->dtype);
     if (options->dtype != KERN_F32 && options->dtype != KERN_BF16 && options->dtype != KERN_E4M3 &&
         !scaled)
@@ -119,7 +119,7 @@ int cpu_cache_lanes(int group) {
 /* The longest stream, at least one page. */
 static size_t work_stride(const struct cpu_cache *cache) {
     size_t slots = (size_t)cache->page_slots, most = (size_t)cache->options.max_positions;
-    return round_up(most > slots ? most : slots, 16);
+    return cache_round_up(most > slots ? most : slots, 16);
 }
 
 static size_t work_rows(const struct cpu_cache *cache) {
@@ -129,8 +129,8 @@ static size_t work_rows(const struct cpu_cache *cache) {
 static size_t work_size(const struct cpu_cache *cache) {
     size_t vectors = work_rows(cache) + WORK_VECTORS;
     size_t floats = vectors * work_stride(cache) +
-                    (3 * work_rows(cache) + 1) * round_up((size_t)cache->options.head_dim, 16);
-    return round_up(floats, MEMORY_PAGE / sizeof(float));
+                    (3 * work_rows(cache) + 1) * cache_round_up((size_t)cache->options.head_dim, 16);
+    return cache_round_up(floats, MEMORY_PAGE / sizeof(float));
 }
 
 /* Returns how this rank divides a layer of the model, all but its place among the other layers. */
@@ -189,7 +189,7 @@ static void place_layers(struct cpu_cache *cache, const struct kern_cache_option
 }
 
 /* The limits keep products of two shape numbers far from overflow. */
-static int set_shape(struct cpu_cache *cache, const struct kern_cache_options *options,
+static int cache_set_shape(struct cpu_cache *cache, const struct kern_cache_options *options,
                      struct fault *fault) {
     if ((int64_t)options->layers * options->heads_kv > 1 << 20 || options->head_dim > 1 << 20 ||
         options->max_positions > 1 << 30 || options->states > 1 << 20 ||
@@ -210,10 +210,10 @@ static int set_shape(struct cpu_cache *cache, const struct kern_cache_options *o
         (size_t)cpu_cache_row_pages(cache, cache->streams, options->max_positions);
     /* A slot's table fills whole memory pages, so that a release can return them to the system. */
     cache->slot_pages =
-        round_up((size_t)cache->streams * (cache->stream_pages + cache->member_pages) +
+        cache_round_up((size_t)cache->streams * (cache->stream_pages + cache->member_pages) +
                      (size_t)options->states * (size_t)cache->state_pages,
                  MEMORY_PAGE / sizeof(uint32_t));
-    cache->ring_slot = round_up(cache->ring_slot, MEMORY_PAGE / sizeof(float));
+    cache->ring_slot = cache_round_up(cache->ring_slot, MEMORY_PAGE / sizeof(float));
     cache->work_size = work_size(cache);
     return 0;
 }
@@ -248,7 +248,7 @@ static int map_regions(struct cpu_cache *cache, const struct region *regions, in
     if (map == MAP_FAILED) return ERR_NOMEM;
     cache->map = map;
     cache->map_size = total;
-    char *start = (char *)round_up((size_t)map, HUGE_PAGE);
+    char *start = (char *)cache_round_up((size_t)map, HUGE_PAGE);
     for (int i = 0; i < count; i++) *regions[i].array = start + offsets[i];
     return 0;
 }
@@ -265,7 +265,7 @@ struct cpu_work cpu_cache_work(const struct cpu_cache *cache, int worker) {
     work.centres = (int32_t *)(work.rho + work.stride);
     work.rows = work.rho + 2 * work.stride;
     work.turned =
-        work.rows + (work_rows(cache) + 1) * round_up((size_t)cache->options.head_dim, 16);
+        work.rows + (work_rows(cache) + 1) * cache_round_up((size_t)cache->options.head_dim, 16);
     return work;
 }
 
@@ -323,8 +323,8 @@ int cpu_cache_open_rank(struct cpu_cache *cache, const struct kern_cache_options
     memset(cache, 0, sizeof *cache);
     cache->comm = comm;
     cache->workers = workers;
-    int rc = check_options(options, fault);
-    if (rc == 0) rc = set_shape(cache, options, fault);
+    int rc = cache_check_options(options, fault);
+    if (rc == 0) rc = cache_set_shape(cache, options, fault);
     cache->math = &cpu_math_plain;
     if (rc == 0 && map_arrays(cache, (size_t)options->heads_kv) < 0)
         rc = fault_set(
@@ -788,7 +788,7 @@ void cpu_cache_stats(const struct cpu_cache *cache, struct kern_cache_stats *sta
     stats->rank_cap_hits = cache->rank_cap_hits;
 }
 
-static int check_stream(const struct cpu_cache *cache, int slot, int stream, uint32_t *seen,
+static int cache_check_stream(const struct cpu_cache *cache, int slot, int stream, uint32_t *seen,
                         struct fault *fault) {
     const uint32_t *table = cpu_cache_table(cache, slot, stream);
     int32_t length = *cpu_cache_length(cache, slot, stream), last = -1;
@@ -836,7 +836,7 @@ static int check_member(const struct cpu_cache *cache, int slot, int stream, int
 }
 
 /* `taken` has a byte for every position: a position in several classes is an error, too. */
-static int check_members(const struct cpu_cache *cache, int slot, int stream, uint32_t *seen,
+static int cache_check_members(const struct cpu_cache *cache, int slot, int stream, uint32_t *seen,
                          uint8_t *taken, struct fault *fault) {
     int row = cache->streams + stream;
     const uint32_t *table = cpu_cache_row(cache, slot, row);
@@ -877,7 +877,7 @@ static int check_state_pages(const struct cpu_cache *cache, int slot, int row, u
     return 0;
 }
 
-static int check_free(const struct cpu_cache *cache, uint32_t *seen, struct fault *fault) {
+static int cache_check_free(const struct cpu_cache *cache, uint32_t *seen, struct fault *fault) {
     for (int64_t i = 0; i < cache->free_count; i++) {
         uint32_t page = cache->free_pages[i];
         if (page >= cache->options.pages || seen[page]++ > 0 || cache->refs[page] > 0)
@@ -898,13 +898,13 @@ int cpu_cache_check(const struct cpu_cache *cache, struct fault *fault) {
     int rc = seen && taken ? 0 : fault_set(fault, ERR_NOMEM, "cache", "no memory for the check");
     for (int slot = 0; slot < cache->options.slots && rc == 0; slot++) {
         for (int stream = 0; stream < cache->streams && rc == 0; stream++) {
-            rc = check_stream(cache, slot, stream, seen, fault);
-            if (rc == 0) rc = check_members(cache, slot, stream, seen, taken, fault);
+            rc = cache_check_stream(cache, slot, stream, seen, fault);
+            if (rc == 0) rc = cache_check_members(cache, slot, stream, seen, taken, fault);
         }
         for (int row = cpu_cache_states(cache); row < cache->rows && rc == 0; row++)
             rc = check_state_pages(cache, slot, row, seen, fault);
     }
-    if (rc == 0) rc = check_free(cache, seen, fault);
+    if (rc == 0) rc = cache_check_free(cache, seen, fault);
     mem_free(seen);
     mem_free(taken);
     return rc;

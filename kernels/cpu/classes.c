@@ -141,17 +141,17 @@ struct join {
     int32_t old_count, fresh_count;
 };
 
-static bool stays(const struct join *m, int32_t index) {
+static bool classes_stays(const struct join *m, int32_t index) {
     return evict_keeps(m->job, m->stream, index);
 }
 
-static uint32_t page_of(const struct join *m, int32_t index) {
+static uint32_t classes_page_of(const struct join *m, int32_t index) {
     return m->view.pages[index / m->view.layer->page_slots];
 }
 
-static void wide(const struct join *m, bool values, int32_t index, float *to) {
+static void classes_wide(const struct join *m, bool values, int32_t index, float *to) {
     const struct cpu_layer *layer = m->view.layer;
-    cpu_cache_wide_row(m->cache, layer, page_of(m, index), values, index % layer->page_slots, to);
+    cpu_cache_wide_row(m->cache, layer, classes_page_of(m, index), values, index % layer->page_slots, to);
 }
 
 static int32_t pos_of(const struct join *m, int32_t index) {
@@ -159,7 +159,7 @@ static int32_t pos_of(const struct join *m, int32_t index) {
 }
 
 static float *mass_of(const struct join *m, int32_t index) {
-    return cpu_cache_score(m->cache, page_of(m, index)) + index % m->view.layer->page_slots;
+    return cpu_cache_score(m->cache, classes_page_of(m, index)) + index % m->view.layer->page_slots;
 }
 
 static float length_of(const float *x, int dim) {
@@ -168,12 +168,12 @@ static float length_of(const float *x, int dim) {
     return (float)sqrt(squares);
 }
 
-static void measure(const struct join *m) {
+static void classes_measure(const struct join *m) {
     float *row = m->work.rows;
     for (int32_t i = 0; i < m->view.length; i++) {
-        wide(m, false, i, row);
+        classes_wide(m, false, i, row);
         m->length_k[i] = length_of(row, m->dim);
-        wide(m, true, i, row);
+        classes_wide(m, true, i, row);
         m->length_v[i] = length_of(row, m->dim);
     }
 }
@@ -185,7 +185,7 @@ static void unit_rows(const struct join *m, bool values, const int32_t *entries,
     const float *lengths = values ? m->length_v : m->length_k;
     for (int i = 0; i < count; i++, to += m->dim) {
         float length = lengths[entries[i]];
-        wide(m, values, entries[i], to);
+        classes_wide(m, values, entries[i], to);
         if (!values) cpu_cache_rotate(m->cache, to, m->dim);
         if (!values) turn(m->cache, pos_of(m, entries[i]), true, to);
         for (int d = 0; d < m->dim; d++) to[d] = length > 0 ? to[d] / length : 0;
@@ -194,7 +194,7 @@ static void unit_rows(const struct join *m, bool values, const int32_t *entries,
 
 /* Compares a block of evicted entries, whose keys are in `rows` and whose values are in `turned`,
  * with a block of candidates that are kept. */
-static void meet(const struct join *m, const int32_t *gone, int lanes, const int32_t *centres,
+static void classes_meet(const struct join *m, const int32_t *gone, int lanes, const int32_t *centres,
                  int count) {
     float cosines[2][CPU_ROWS_BLOCK * CPU_ROWS_BLOCK];
     float *rows = m->work.turned + CPU_ROWS_BLOCK * (size_t)m->dim;
@@ -214,45 +214,45 @@ static void meet(const struct join *m, const int32_t *gone, int lanes, const int
         }
 }
 
-static void find_targets(const struct join *m, const int32_t *gone, int lanes) {
+static void classes_find_targets(const struct join *m, const int32_t *gone, int lanes) {
     int32_t centres[CPU_ROWS_BLOCK];
     int count = 0;
     unit_rows(m, false, gone, lanes, m->work.rows);
     unit_rows(m, true, gone, lanes, m->work.turned);
     for (int32_t i = 0; i < m->plan->candidates; i++) {
-        if (stays(m, i)) centres[count++] = i;
+        if (classes_stays(m, i)) centres[count++] = i;
         if (count == CPU_ROWS_BLOCK || (count > 0 && i + 1 == m->plan->candidates)) {
-            meet(m, gone, lanes, centres, count);
+            classes_meet(m, gone, lanes, centres, count);
             count = 0;
         }
     }
 }
 
 /* Finds the class that each evicted entry joins; NOBODY: none. */
-static void find_all(const struct join *m) {
+static void classes_find_all(const struct join *m) {
     int32_t gone[CPU_ROWS_BLOCK], length = m->view.length;
     int lanes = 0;
     for (int32_t i = 0; i <= length; i++) {
-        if (i < length && !stays(m, i)) {
+        if (i < length && !classes_stays(m, i)) {
             m->links[i] = NOBODY;
             m->alike[i] = -INFINITY;
             if (evict_reaches(m->job, m->stream, &m->plan->merged, i)) gone[lanes++] = i;
         }
         if (lanes == 0 || (lanes < CPU_ROWS_BLOCK && i < length)) continue;
-        find_targets(m, gone, lanes);
+        classes_find_targets(m, gone, lanes);
         lanes = 0;
     }
     for (int32_t i = 0; i < length; i++)
-        if (!stays(m, i) && !(m->alike[i] > m->job->due->rule->classes.tau)) m->links[i] = NOBODY;
+        if (!classes_stays(m, i) && !(m->alike[i] > m->job->due->rule->classes.tau)) m->links[i] = NOBODY;
 }
 
 /* Turns targets into lists with the oldest entry first. */
 static void link_joining(const struct join *m) {
     for (int32_t i = 0; i < m->view.length; i++)
-        if (stays(m, i)) m->links[i] = NOBODY;
+        if (classes_stays(m, i)) m->links[i] = NOBODY;
     for (int32_t i = m->view.length - 1; i >= 0; i--) {
         int32_t target = m->links[i];
-        if (stays(m, i) || target == NOBODY) continue;
+        if (classes_stays(m, i) || target == NOBODY) continue;
         m->links[i] = m->links[target];
         m->links[target] = i;
     }
@@ -261,7 +261,7 @@ static void link_joining(const struct join *m) {
 /* ---- The new classes ---- */
 
 static void store(const struct join *m, bool values, int32_t index, const float *row) {
-    cpu_cache_store_row(m->cache, m->view.layer, page_of(m, index), values,
+    cpu_cache_store_row(m->cache, m->view.layer, classes_page_of(m, index), values,
                         index % m->view.layer->page_slots, row);
 }
 
@@ -273,7 +273,7 @@ static void sum_class(const struct join *m, bool values, int32_t centre, float *
     for (int32_t i = centre, next = m->links[centre];; i = next, next = m->links[i]) {
         float mass = *mass_of(m, i);
         if (values)
-            wide(m, true, i, row);
+            classes_wide(m, true, i, row);
         else
             unit_rows(m, false, &i, 1, row);
         for (int d = 0; d < m->dim; d++) sum[d] += mass * row[d];
@@ -300,7 +300,7 @@ static void merge_class(const struct join *m, int32_t centre) {
 /* ---- Members ---- */
 
 /* Copies the row and notes where each entry's members begin. */
-static void read_members(struct join *m) {
+static void classes_read_members(struct join *m) {
     int32_t length = m->view.length, at = 0;
     const uint32_t *table =
         cpu_cache_row(m->cache, m->job->due->slot, m->cache->streams + m->stream);
@@ -349,12 +349,12 @@ static void drop_oldest(struct join *m, int32_t most) {
     m->fresh_count = count;
 }
 
-static void write_members(struct join *m) {
+static void classes_write_members(struct join *m) {
     const uint32_t *table =
         cpu_cache_row(m->cache, m->job->due->slot, m->cache->streams + m->stream);
     for (int32_t i = 0; i < m->view.length; i++) {
         int32_t from = m->fresh_count;
-        if (!stays(m, i)) continue;
+        if (!classes_stays(m, i)) continue;
         add_members(m, i, i);
         for (int32_t joining = m->links[i]; joining != NOBODY; joining = m->links[joining])
             add_members(m, joining, i);
@@ -388,11 +388,11 @@ void evict_join_stream(void *arg, int stream, int worker) {
     m.first = m.work.centres;
     m.old = (struct cpu_member *)m.work.logits;
     m.fresh = m.old + m.work.stride;
-    measure(&m);
-    find_all(&m);
+    classes_measure(&m);
+    classes_find_all(&m);
     link_joining(&m);
-    read_members(&m);
-    write_members(&m);
+    classes_read_members(&m);
+    classes_write_members(&m);
     for (int32_t i = 0; i < m.view.length; i++)
-        if (stays(&m, i) && m.links[i] != NOBODY) merge_class(&m, i);
+        if (classes_stays(&m, i) && m.links[i] != NOBODY) merge_class(&m, i);
 }

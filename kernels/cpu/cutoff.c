@@ -92,7 +92,7 @@ static int select_stage(const struct evict_search *search, enum stage stage) {
 }
 
 /* A cutoff that keeps all or nothing is known without a search. */
-static bool begin(struct cpu_evict_scope *scope) {
+static bool cutoff_begin(struct cpu_evict_scope *scope) {
     CHECK(scope->allotment >= 0 && scope->allotment <= UINT32_MAX);
     scope->open = scope->allotment > 0 && scope->allotment < scope->held;
     scope->wanted = (uint32_t)scope->allotment;
@@ -116,7 +116,7 @@ static bool settle(struct cpu_evict_scope *scope, enum stage stage) {
 
 int evict_find_cutoffs(const struct evict_search *search) {
     int open = 0, rc = 0;
-    for (int p = 0; p < search->count; p++) open += begin(&search->scopes[p]);
+    for (int p = 0; p < search->count; p++) open += cutoff_begin(&search->scopes[p]);
     for (int stage = BY_KEY; stage < STAGES && open > 0 && !rc; stage++) {
         rc = select_stage(search, stage);
         open = 0;

@@ -245,7 +245,7 @@ static int find_cutoffs(const struct evict_job *job) {
 
 /* ---- Compaction ---- */
 
-static void count_stream(void *arg, int stream, int worker) {
+static void evict_count_kept(void *arg, int stream, int worker) {
     (void)worker;
     const struct evict_job *job = arg;
     struct cpu_evict_stream *plan = &job->cache->evict[stream];
@@ -295,7 +295,7 @@ static bool remembers(const struct kern_rule *rule) {
 
 /* Pages [from, to) of a stream that the eviction writes: pages behind the first gap; all kept pages
  * where entries remember their score; all pages where entries merge. */
-static void written_pages(const struct evict_job *job, int stream, int32_t *from, int32_t *to) {
+static void evict_written_pages(const struct evict_job *job, int stream, int32_t *from, int32_t *to) {
     const struct cpu_cache *cache = job->cache;
     const struct cpu_evict_stream *plan = &cache->evict[stream];
     const struct cpu_layer *layer = cpu_cache_layer(cache, stream);
@@ -308,13 +308,13 @@ static void written_pages(const struct evict_job *job, int stream, int32_t *from
 }
 
 /* Eviction writes in place, so pages shared with a fork are copied first. */
-static int own_pages(const struct evict_job *job) {
+static int evict_own_pages(const struct evict_job *job) {
     struct cpu_cache *cache = job->cache;
     int64_t need = 0;
     int32_t from, to;
     for (int stream = 0; stream < cache->streams; stream++) {
         const uint32_t *table = cpu_cache_table(cache, job->due->slot, stream);
-        written_pages(job, stream, &from, &to);
+        evict_written_pages(job, stream, &from, &to);
         for (int32_t i = from; i < to; i++) need += cache->refs[table[i]] > 1;
         if (writes_members(job, stream))
             need += cpu_cache_lacks(cache, job->due->slot, cache->streams + stream,
@@ -325,7 +325,7 @@ static int own_pages(const struct evict_job *job) {
     if (rc) return rc;
     for (int stream = 0; stream < cache->streams; stream++) {
         uint32_t *table = cpu_cache_table(cache, job->due->slot, stream);
-        written_pages(job, stream, &from, &to);
+        evict_written_pages(job, stream, &from, &to);
         for (int32_t i = from; i < to; i++) cpu_cache_own_page(cache, &table[i]);
         if (writes_members(job, stream))
             cpu_cache_extend(cache, job->due->slot, cache->streams + stream,
@@ -395,14 +395,14 @@ static size_t place_keys(struct cpu_cache *cache, int slot) {
 
 /* Decides without writing: the rest of the eviction happens completely or, for lack of pages, not
  * at all. */
-static int choose(const struct evict_job *job) {
+static int evict_choose(const struct evict_job *job) {
     int rc = 0;
     each_stream(job, evict_count_stream);
     each_stream(job, evict_score_stream);
     if (job->due->rule->layers != KERN_LAYERS_UNIFORM) rc = evict_measure(job, each_stream);
     if (!rc) rc = evict_allot(job);
     if (!rc) rc = find_cutoffs(job);
-    if (!rc) each_stream(job, count_stream);
+    if (!rc) each_stream(job, evict_count_kept);
     if (!rc && rule_classes(job->due->rule)) each_stream(job, plan_classes);
     return rc;
 }
@@ -413,8 +413,8 @@ static int evict_slot(struct cpu_cache *cache, const struct kern_evict *due) {
     if (due->rule->score == KERN_SCORE_RETENTION && due->rule->retain > 0)
         job.least = evict_key(logf(due->rule->retain));
     size_t total = place_keys(cache, due->slot), kept = 0;
-    int rc = choose(&job);
-    if (!rc) rc = own_pages(&job);
+    int rc = evict_choose(&job);
+    if (!rc) rc = evict_own_pages(&job);
     if (rc < 0) return rc;
     cache->slots[due->slot].measured = true;
     if (due->trace) due->trace->entries = 0;
@@ -446,8 +446,8 @@ int cpu_cache_keep_best(struct cpu_cache *cache, const struct kern_evict *due, i
         cache->evict[stream].allotment = length < most ? length : most;
     }
     each_stream(&job, find_stream_cutoff);
-    each_stream(&job, count_stream);
-    int rc = own_pages(&job);
+    each_stream(&job, evict_count_kept);
+    int rc = evict_own_pages(&job);
     if (rc < 0) return rc;
     each_stream(&job, move_stream);
     for (int stream = 0; stream < cache->streams; stream++) {

@@ -233,7 +233,7 @@ static void gather_some(void *arg, int worker) {
                    (size_t)job->dim * sizeof(float));
 }
 
-static void add_some(void *arg, int worker) {
+static void experts_add_some(void *arg, int worker) {
     (void)worker;
     struct moving *job = arg;
     int64_t end;
@@ -247,7 +247,7 @@ static void add_some(void *arg, int worker) {
 }
 
 /* Computes one expert for at most MATMUL_ROWS rows. */
-static void compute(struct cpu *cpu, const struct kern_experts *experts, int expert, float *y,
+static void experts_compute(struct cpu *cpu, const struct kern_experts *experts, int expert, float *y,
                     const float *x, const struct route *routes, int count) {
     struct kern *kern = &cpu->base;
     const struct kern_experts_spec *spec = &experts->spec;
@@ -272,7 +272,7 @@ static void compute(struct cpu *cpu, const struct kern_experts *experts, int exp
     job.rows = own.y;
     job.sum = y;
     cpu_tickets_set(&job.tickets, count);
-    cpu_run(cpu, count * d_model, add_some, &job);
+    cpu_run(cpu, count * d_model, experts_add_some, &job);
 }
 
 void cpu_experts(struct kern *kern, float *y, const float *x, const float *logits,
@@ -293,7 +293,7 @@ void cpu_experts(struct kern *kern, float *y, const float *x, const float *logit
     for (int e = 0; e < spec->count; e++) {
         const int32_t end = routes->first[e + 1];
         for (int32_t at = routes->first[e]; at < end; at += MATMUL_ROWS)
-            compute(cpu, experts, e, y, x, routes->sorted + at,
+            experts_compute(cpu, experts, e, y, x, routes->sorted + at,
                     end - at < MATMUL_ROWS ? end - at : MATMUL_ROWS);
     }
 }

@@ -16,19 +16,19 @@ struct kern_gate {
     float *bias; /* [heads_kv] */
 };
 
-static float *copy_floats(const float *from, int64_t count) {
+static float *gate_copy_floats(const float *from, int64_t count) {
     float *to = cpu_alloc((size_t)count * sizeof *to);
     if (to) memcpy(to, from, (size_t)count * sizeof *to);
     return to;
 }
 
-static int load_layer(struct kern *kern, const float *w, int64_t rows, int64_t cols,
+static int gate_load_layer(struct kern *kern, const float *w, int64_t rows, int64_t cols,
                       struct kern_weight **out, struct fault *fault) {
     struct kern_matrix matrix = {.data = w, .dtype = KERN_F32, .rows = rows, .cols = cols};
     return cpu_weight_load(kern, &matrix, 1, KERN_SHARD_NONE, out, fault);
 }
 
-static int load_heads(struct kern_gate *gate, const struct kern_gate_spec *spec) {
+static int gate_load_heads(struct kern_gate *gate, const struct kern_gate_spec *spec) {
     size_t width = (size_t)gate->width;
     gate->last = cpu_alloc((size_t)gate->heads_kv * width * sizeof(float));
     gate->bias = cpu_alloc((size_t)gate->heads_kv * sizeof(float));
@@ -63,13 +63,13 @@ int cpu_gate_load(struct kern *kern, const struct kern_gate_spec *whole, struct 
     gate->heads_kv = spec->heads_kv;
     gate->embeddings = spec->embeddings;
     int64_t first = (int64_t)spec->embeddings * spec->width;
-    int rc = load_layer(kern, spec->w1, first, spec->d_model, &gate->w1, fault);
+    int rc = gate_load_layer(kern, spec->w1, first, spec->d_model, &gate->w1, fault);
     if (!rc && spec->w2)
-        rc = load_layer(kern, spec->w2, spec->width, spec->width, &gate->w2, fault);
+        rc = gate_load_layer(kern, spec->w2, spec->width, spec->width, &gate->w2, fault);
     if (rc) goto fail;
-    gate->b1 = copy_floats(spec->b1, first);
-    gate->b2 = spec->w2 ? copy_floats(spec->b2, spec->width) : NULL;
-    rc = load_heads(gate, spec);
+    gate->b1 = gate_copy_floats(spec->b1, first);
+    gate->b2 = spec->w2 ? gate_copy_floats(spec->b2, spec->width) : NULL;
+    rc = gate_load_heads(gate, spec);
     if (!gate->b1 || (spec->w2 && !gate->b2)) rc = ERR_NOMEM;
     if (!rc) rc = cpu_room_grow(&cpu_of(kern)->hidden, hidden_bytes(gate));
     if (rc) {

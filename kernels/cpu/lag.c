@@ -14,7 +14,7 @@ struct part {
     float *row, *low, *high; /* [dim] */
 };
 
-static const float *wide(const struct part *p, bool values, int32_t index) {
+static const float *lag_wide(const struct part *p, bool values, int32_t index) {
     const struct cpu_layer *layer = p->stream->layer;
     const int32_t slots = layer->page_slots;
     cpu_cache_wide_row(p->cache, layer, p->stream->pages[index / slots], values, index % slots,
@@ -26,7 +26,7 @@ static const float *wide(const struct part *p, bool values, int32_t index) {
 /* The least and the largest number of each dimension in the next part. */
 static void find_bounds(const struct part *p, bool values, int dim) {
     for (int32_t i = p->first + p->count; i < p->first + 2 * p->count; i++) {
-        const float *row = wide(p, values, i);
+        const float *row = lag_wide(p, values, i);
         bool is_first = i == p->first + p->count;
         for (int d = 0; d < dim; d++) {
             if (is_first || row[d] < p->low[d]) p->low[d] = row[d];
@@ -56,7 +56,7 @@ static void add_scores(const struct part *p, bool values, double *deviations, do
     double most = -INFINITY, sum = 0;
     find_bounds(p, values, dim);
     for (int32_t i = 0; i < p->count; i++) {
-        deviations[i] = deviation(p, wide(p, values, p->first + i), dim);
+        deviations[i] = deviation(p, lag_wide(p, values, p->first + i), dim);
         most = fmax(most, deviations[i]);
     }
     for (int32_t i = 0; i < p->count; i++) sum += exp(deviations[i] - most);

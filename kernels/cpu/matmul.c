@@ -10,16 +10,16 @@
 #define GATHER_ROWS 16
 
 /* Returns the largest number of outputs that a rank has. */
-static int64_t gather_stride(const struct cpu *cpu, const struct kern_weight *w) {
+static int64_t matmul_gather_stride(const struct cpu *cpu, const struct kern_weight *w) {
     return (w->rows_model + cpu->comm->ranks - 1) / cpu->comm->ranks;
 }
 
-static size_t partial_bytes(const struct cpu *cpu, const struct kern_weight *w) {
+static size_t matmul_partial_bytes(const struct cpu *cpu, const struct kern_weight *w) {
     size_t ranks = (size_t)cpu->comm->ranks;
     if (ranks > 1 && w->shard == KERN_SHARD_COLS)
         return MATMUL_ROWS * (size_t)w->rows * sizeof(float);
     if (ranks > 1 && w->shard == KERN_SHARD_VOCAB)
-        return ranks * GATHER_ROWS * (size_t)gather_stride(cpu, w) * sizeof(float);
+        return ranks * GATHER_ROWS * (size_t)matmul_gather_stride(cpu, w) * sizeof(float);
     return 0;
 }
 
@@ -36,7 +36,7 @@ static bool in_codes(const struct cpu *cpu, const struct kern_weight *w) {
 }
 
 /* Returns whether these are rounded to int16, not to int8. */
-static bool is_wide(const struct cpu *cpu, const struct kern_weight *w) {
+static bool matmul_is_wide(const struct cpu *cpu, const struct kern_weight *w) {
     if (cpu->activations == CPU_BY_WEIGHT) return !block_is_narrow(w->dtype);
     return cpu->activations != CPU_INT8;
 }
@@ -51,8 +51,8 @@ int cpu_matmul_reserve(struct cpu *cpu, const struct kern_weight *weight) {
         rc = cpu_room_grow(&cpu->packed, k->packed_bytes(weight->depth));
     if (!rc && in_codes(cpu, weight))
         rc =
-            cpu_room_grow(&cpu->packed, cpu_codes_bytes(weight, MATMUL_ROWS, is_wide(cpu, weight)));
-    if (!rc) rc = cpu_room_grow(&cpu->partial, partial_bytes(cpu, weight));
+            cpu_room_grow(&cpu->packed, cpu_codes_bytes(weight, MATMUL_ROWS, matmul_is_wide(cpu, weight)));
+    if (!rc) rc = cpu_room_grow(&cpu->partial, matmul_partial_bytes(cpu, weight));
     if (!rc && weight->width < weight->rows_model)
         rc = cpu_room_grow(&cpu->bias, (size_t)weight->width * sizeof(float));
     return rc;
@@ -66,7 +66,7 @@ struct pass {
     int64_t grain;
 };
 
-static void pack_rows(void *arg, int worker) {
+static void matmul_pack_rows(void *arg, int worker) {
     (void)worker;
     struct pass *pass = arg;
     int64_t end;
@@ -76,7 +76,7 @@ static void pack_rows(void *arg, int worker) {
 
 /* Returns the blocks of the rounded rows of a pass, which lie in cpu->packed behind all codes. */
 static struct cpu_x_block *rounded_blocks(const struct cpu *cpu, const struct kern_weight *w) {
-    const bool wide = is_wide(cpu, w);
+    const bool wide = matmul_is_wide(cpu, w);
     const int64_t codes = MATMUL_ROWS * cpu_x_places(w, wide) * KERN_BLOCK * (wide ? 2 : 1);
     return (struct cpu_x_block *)(void *)((char *)cpu->packed.mem + codes);
 }
@@ -114,7 +114,7 @@ static int64_t take_panels(struct pass *pass, int64_t *end) {
 }
 
 /* Each worker claims one portion ahead of the one it computes, to know what to prefetch. */
-static void multiply(void *arg, int worker) {
+static void matmul_multiply(void *arg, int worker) {
     struct pass *pass = arg;
     void *scratch = pass->cpu->scratch[worker].mem;
     int64_t end, next_end = 0;
@@ -150,18 +150,18 @@ static int pass_rows(const struct cpu *cpu, const struct kern_weight *w) {
 
 /* Converts the activations to the form in which the weight's products read them: packed, rounded,
  * or unchanged. */
-static void prepare(struct pass *pass) {
+static void matmul_prepare(struct pass *pass) {
     struct cpu *cpu = pass->cpu;
     struct cpu_matmul_job *job = &pass->job;
     const struct kern_weight *w = job->weight;
     if (is_packed(cpu, w)) {
         job->packed = cpu->packed.mem;
         cpu_tickets_set(&pass->blocks, (job->rows + 15) / 16);
-        cpu_run(cpu, job->rows * w->cols / 4, pack_rows, pass);
+        cpu_run(cpu, job->rows * w->cols / 4, matmul_pack_rows, pass);
     } else if (in_codes(cpu, w)) {
         job->codes = cpu->packed.mem;
         job->x_blocks = rounded_blocks(cpu, w);
-        job->wide = is_wide(cpu, w);
+        job->wide = matmul_is_wide(cpu, w);
         cpu_tickets_set(&pass->blocks, cpu_piece_count(job->rows, cpu->block_kernels->rows));
         cpu_run(cpu, job->rows * w->cols * 4, round_pieces, pass);
     }
@@ -183,8 +183,8 @@ static void multiply_weight(struct cpu *cpu, float *y, const float *x,
                                            .rows = count,
                                            .mode = mode};
         cpu_tickets_set(&pass.panels, weight->panels);
-        prepare(&pass);
-        cpu_run(cpu, count * weight->rows * weight->cols, multiply, &pass);
+        matmul_prepare(&pass);
+        cpu_run(cpu, count * weight->rows * weight->cols, matmul_multiply, &pass);
     }
 }
 
@@ -214,7 +214,7 @@ static size_t whole_lines(size_t bytes) {
 
 static struct heads_room heads_room(const struct cpu *cpu, const struct kern_weight *w) {
     const struct cpu_kernels *k = cpu->kernels;
-    const bool wide = is_wide(cpu, w);
+    const bool wide = matmul_is_wide(cpu, w);
     struct heads_room room = {0};
     if (k->matmul_scratch) room.x = k->matmul_scratch(w);
     if (in_codes(cpu, w) && cpu->block_kernels->scratch(w) > room.x)
@@ -259,7 +259,7 @@ static void multiply_head(const struct heads_job *job, int head, int row, char *
     } else if (in_codes(cpu, w)) {
         product.codes = scratch + room.packed;
         product.x_blocks = (struct cpu_x_block *)(void *)(scratch + room.blocks);
-        product.wide = is_wide(cpu, w);
+        product.wide = matmul_is_wide(cpu, w);
         for (int i = 0; i < cpu_piece_count(product.rows, cpu->block_kernels->rows); i++)
             round_piece(cpu->block_kernels, &product, i, scratch + room.packed,
                         (struct cpu_x_block *)(void *)(scratch + room.blocks));
@@ -302,7 +302,7 @@ void cpu_matmul_heads(struct cpu *cpu, const struct cpu_heads *heads) {
 /* ---- Several ranks ---- */
 
 /* Returns this rank's part of the bias of a joined weight. */
-static const float *own_bias(struct cpu *cpu, const struct kern_weight *w, const float *bias) {
+static const float *matmul_own_bias(struct cpu *cpu, const struct kern_weight *w, const float *bias) {
     float *to = cpu->bias.mem;
     if (!bias || w->width == w->rows_model) return bias;
     for (int i = 0; i < w->parts; i++) {
@@ -337,7 +337,7 @@ static void finish_rows(void *arg, int worker) {
     }
 }
 
-static void multiply_summed(struct cpu *cpu, float *y, const float *x, const struct kern_weight *w,
+static void matmul_multiply_summed(struct cpu *cpu, float *y, const float *x, const struct kern_weight *w,
                             const float *bias, int rows, enum kern_matmul_mode mode) {
     float *sums = cpu->partial.mem;
     for (int row = 0; row < rows; row += MATMUL_ROWS) {
@@ -359,7 +359,7 @@ static void multiply_summed(struct cpu *cpu, float *y, const float *x, const str
 /* Rank 0 joins the parts of each row. */
 static void join_rows(const struct cpu *cpu, float *y, const struct kern_weight *w, int rows) {
     const float *parts = cpu->partial.mem;
-    size_t stride = GATHER_ROWS * (size_t)gather_stride(cpu, w);
+    size_t stride = GATHER_ROWS * (size_t)matmul_gather_stride(cpu, w);
     for (int rank = 0; rank < cpu->comm->ranks; rank++, parts += stride) {
         const struct comm other = {.rank = rank, .ranks = cpu->comm->ranks};
         struct shard_range part = shard_range(&other, w->rows_model);
@@ -369,9 +369,9 @@ static void join_rows(const struct cpu *cpu, float *y, const struct kern_weight 
     }
 }
 
-static void multiply_gathered(struct cpu *cpu, float *y, const float *x,
+static void matmul_multiply_gathered(struct cpu *cpu, float *y, const float *x,
                               const struct kern_weight *w, int rows) {
-    size_t stride = GATHER_ROWS * (size_t)gather_stride(cpu, w);
+    size_t stride = GATHER_ROWS * (size_t)matmul_gather_stride(cpu, w);
     float *own = (float *)cpu->partial.mem + (size_t)cpu->comm->rank * stride;
     for (int row = 0; row < rows; row += GATHER_ROWS) {
         int count = rows - row < GATHER_ROWS ? rows - row : GATHER_ROWS;
@@ -387,11 +387,11 @@ void cpu_matmul(struct kern *kern, float *y, const float *x, const struct kern_w
     struct cpu *cpu = cpu_of(kern);
     CHECK(rows >= 0);
     if (cpu->comm->ranks > 1 && weight->shard == KERN_SHARD_COLS) {
-        multiply_summed(cpu, y, x, weight, bias, rows, mode);
+        matmul_multiply_summed(cpu, y, x, weight, bias, rows, mode);
     } else if (cpu->comm->ranks > 1 && weight->shard == KERN_SHARD_VOCAB) {
         CHECK(!bias && mode == KERN_SET);
-        multiply_gathered(cpu, y, x, weight, rows);
+        matmul_multiply_gathered(cpu, y, x, weight, rows);
     } else {
-        multiply_own(cpu, y, x, weight, true, own_bias(cpu, weight, bias), rows, mode);
+        multiply_own(cpu, y, x, weight, true, matmul_own_bias(cpu, weight, bias), rows, mode);
     }
 }

@@ -47,7 +47,7 @@ struct adding {
     struct cpu_tickets tickets; /* each is TOGETHER columns */
 };
 
-static void add_some(void *arg, int worker) {
+static void moments_add_some(void *arg, int worker) {
     (void)worker;
     struct adding *job = arg;
     int64_t end;
@@ -63,7 +63,7 @@ void moments_add(float *moments, int64_t cols, const float *x, int rows, struct 
     struct adding job = {
         .sums = fastest_sums(), .moments = moments, .x = x, .cols = cols, .rows = rows};
     cpu_tickets_set(&job.tickets, cols / TOGETHER);
-    cpu_team_run(team, add_some, &job);
+    cpu_team_run(team, moments_add_some, &job);
 }
 
 /* ---- Factors ---- */
@@ -152,7 +152,7 @@ static void round_block(const float *x, const float *wanted, const float *factor
 }
 
 /* Rounds rows [first, first + TOGETHER); those past `count` are zeros, which nobody keeps. */
-static void round_rows(const struct compensating *job, float *x, float *errors, int64_t first,
+static void moments_round_rows(const struct compensating *job, float *x, float *errors, int64_t first,
                        int64_t count) {
     const int64_t cols = job->from->cols, blocks = cols / KERN_BLOCK;
     for (int64_t b = 0; b < blocks; b++) {
@@ -178,7 +178,7 @@ static void round_some(void *arg, int worker) {
         int64_t lowest = atomic_load(&job->bad), good = r;
         while (good < end && read_row(job->from, good, x + (good - r) * cols)) good++;
         if (good == end)
-            round_rows(job, x, errors, r, end - r);
+            moments_round_rows(job, x, errors, r, end - r);
         else
             while (good < lowest && !atomic_compare_exchange_weak(&job->bad, &lowest, good))
                 continue;

@@ -49,7 +49,7 @@ static void products(const struct view *view, const float *q, int lanes, int32_t
 
 /* ---- One query ---- */
 
-static void fold(enum kern_group group, float *to, const float *x, int32_t count) {
+static void observe_fold(enum kern_group group, float *to, const float *x, int32_t count) {
     switch (group) {
     case KERN_GROUP_MAX:
     case KERN_GROUP_MAX_LOGIT:
@@ -99,7 +99,7 @@ static void attention(const struct view *view, struct query query, float *z, flo
 static void join_heads(enum kern_group group, float *p, size_t stride, int lanes, int32_t count) {
     if (group == KERN_GROUP_SQUARES)
         for (int32_t i = 0; i < count; i++) p[i] *= p[i];
-    for (int l = 1; l < lanes; l++) fold(group, p, p + (size_t)l * stride, count);
+    for (int l = 1; l < lanes; l++) observe_fold(group, p, p + (size_t)l * stride, count);
     if (group == KERN_GROUP_MEAN && lanes > 1)
         for (int32_t i = 0; i < count; i++) p[i] /= (float)lanes;
 }
@@ -211,7 +211,7 @@ static void add_query(struct window *w, const float *p) {
 
 /* Adds queries [first, first + count), heads [head, head + lanes) of the group. Returns the last
  * query's vector over the candidates. */
-static const float *add_block(struct window *w, int first, int count, int head, int lanes) {
+static const float *observe_add_block(struct window *w, int first, int count, int head, int lanes) {
     int dim = w->view.dim;
     size_t row = (size_t)lanes * (size_t)dim;
     for (int t = 0; t < count; t++)
@@ -250,7 +250,7 @@ static void reduce_heads(struct window *w, int head, int lanes) {
     memset(w->work->squares, 0, (size_t)w->candidates * sizeof *w->work->squares);
     w->added = 0;
     for (int t = 0; t < w->count; t += block)
-        add_block(w, t, w->count - t < block ? w->count - t : block, head, lanes);
+        observe_add_block(w, t, w->count - t < block ? w->count - t : block, head, lanes);
     if (w->reduce == KERN_REDUCE_MEAN && w->count > 0)
         for (int32_t i = 0; i < w->candidates; i++) w->sum[i] /= (float)w->count;
     if (w->reduce == KERN_REDUCE_MEAN_VAR || w->reduce == KERN_REDUCE_MEAN_STD) add_spread(w);
@@ -339,7 +339,7 @@ static void expect_head(struct window *w, const float *inv_freq, int32_t tokens,
 }
 
 /* Returns log(e^a + e^b). */
-static float log_sum(float a, float b) {
+static float observe_log_sum(float a, float b) {
     float most = a > b ? a : b;
     return most + log1pf(expf(-fabsf(a - b)));
 }
@@ -355,7 +355,7 @@ static void add_expected(const struct window *w, int32_t sinks, bool first, floa
     for (int32_t i = sinks; i < w->candidates; i++) sum += exp((double)z[i] - (double)most);
     float whole = most + (float)log(sum);
     for (int32_t i = sinks; i < w->candidates; i++)
-        out[i] = first ? z[i] - whole : log_sum(out[i], z[i] - whole);
+        out[i] = first ? z[i] - whole : observe_log_sum(out[i], z[i] - whole);
 }
 
 static float value_length(const struct window *w, int32_t index) {
@@ -405,7 +405,7 @@ struct evict_preference evict_preference(const struct evict_job *job, int stream
         memset(w.sum, 0, (size_t)candidates * sizeof *w.sum);
         memset(work->squares, 0, (size_t)candidates * sizeof *work->squares);
         for (int t = 0; t < w.count; t++) {
-            const float *p = add_block(&w, t, 1, head, 1);
+            const float *p = observe_add_block(&w, t, 1, head, 1);
             out.entropy += entropy(p, candidates);
         }
         for (int32_t i = 0; i < candidates && w.count > 1; i++)
@@ -427,7 +427,7 @@ static void add_mass(const struct view *view, const float *p, int32_t count) {
 
 /* Multiplies the attention of `lanes` heads, rows of `stride`, to entries [from, to) with their
  * values. */
-static void weigh(const struct view *view, float *out, const float *p, size_t stride, int lanes,
+static void observe_weigh(const struct view *view, float *out, const float *p, size_t stride, int lanes,
                   int32_t from, int32_t to) {
     const struct cpu_cache *cache = view->cache;
     const struct cpu_layer *layer = view->stream.layer;
@@ -448,10 +448,10 @@ static void answer(const struct view *view, const struct cpu_mass *mass, int fir
     const float *p = work->logits + (size_t)row * work->stride + view->members;
     int32_t sees = mass->stream.length - mass->count + first + 1;
     memset(work->turned, 0, (size_t)count * size * sizeof(float));
-    weigh(view, work->turned, p, work->stride, count * mass->out_count, 0, sees);
+    observe_weigh(view, work->turned, p, work->stride, count * mass->out_count, 0, sees);
     for (int t = 0; t < count; t++) {
         float *sum = work->turned + (size_t)t * size;
-        weigh(view, sum, p + (size_t)(t * mass->out_count) * work->stride, work->stride,
+        observe_weigh(view, sum, p + (size_t)(t * mass->out_count) * work->stride, work->stride,
               mass->out_count, sees, sees + t);
         for (int l = 0; l < mass->out_count; l++)
             cpu_cache_rotate(view->cache, sum + (size_t)(l * view->dim), view->dim);
@@ -473,7 +473,7 @@ static struct query query_at(const struct cpu_mass *mass, int t) {
 
 /* Processes `count` queries of the span from `first` on, whose heads' logits are in
  * work->logits. */
-static void meet(const struct view *view, const struct cpu_mass *mass, int first, int count,
+static void observe_meet(const struct view *view, const struct cpu_mass *mass, int first, int count,
                  const struct cpu_work *work) {
     int group = view->group;
     for (int l = 0; l < count * group; l++) {
@@ -508,6 +508,6 @@ void cpu_observe_mass(const struct cpu_cache *cache, const struct cpu_mass *mass
         for (int l = 0; l < count * group; l++)
             cpu_cache_rotate(cache, work.rows + (size_t)(l * view.dim), view.dim);
         products(&view, work.rows, count * group, before + first + count, &work);
-        meet(&view, mass, first, count, &work);
+        observe_meet(&view, mass, first, count, &work);
     }
 }

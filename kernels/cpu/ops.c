@@ -134,14 +134,14 @@ void cpu_layer_norm(struct kern *kern, float *y, const float *x, const float *we
     run_rows(&job, rows, 2 * (int64_t)dim);
 }
 
-static void add_row(const struct row_job *job, int64_t row) {
+static void ops_add_row(const struct row_job *job, int64_t row) {
     const float *x = job->x + row * job->dim;
     float *y = job->y + row * job->dim;
     for (int i = 0; i < job->dim; i++) y[i] += x[i];
 }
 
 void cpu_add(struct kern *kern, float *y, const float *x, int rows, int dim) {
-    struct row_job job = {.cpu = cpu_of(kern), .one = add_row, .y = y, .x = x, .dim = dim};
+    struct row_job job = {.cpu = cpu_of(kern), .one = ops_add_row, .y = y, .x = x, .dim = dim};
     run_rows(&job, rows, dim);
 }
 

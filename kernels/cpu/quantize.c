@@ -78,7 +78,7 @@ int quantize_rows(const struct kern_matrix *from, uint8_t *codes, float *scales,
 #define SHRINK       0.03f /* fraction of the range */
 
 /* Rounds to nearest even, for magnitudes below 2^22. */
-static inline float nearest(float x) {
+static inline float quantize_nearest(float x) {
     return x + 0x1.8p23f - 0x1.8p23f;
 }
 
@@ -92,14 +92,14 @@ static void quantize_q8(const float *x, struct block *to) {
     const float scale = as_half(most / 127), by = scale > 0 ? 1 / scale : 0;
     block_set_factors(to, scale, BLOCK_NO_LEAST);
     for (int i = 0; i < KERN_BLOCK; i++)
-        to->n[i] = (int8_t)fmaxf(-127, fminf(127, nearest(x[i] * by)));
+        to->n[i] = (int8_t)fmaxf(-127, fminf(127, quantize_nearest(x[i] * by)));
 }
 
 /* Finds the nearest numbers n of 0..15 for the factors. */
 static void nearest_q4(const float *x, float scale, float least, float *n) {
     float by = scale > 0 ? 1 / scale : 0;
     for (int i = 0; i < KERN_BLOCK; i++) {
-        float at = nearest((x[i] - least) * by);
+        float at = quantize_nearest((x[i] - least) * by);
         at = at > 0 ? at : 0;
         n[i] = at < 15 ? at : 15;
     }

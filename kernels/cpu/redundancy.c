@@ -50,7 +50,7 @@ static void measure_lengths(const struct rows *rows, int32_t candidates, float *
 }
 
 /* Computes `norm`, and sets rho of each entry to minus its similarity with itself. */
-static void measure(const struct rows *rows) {
+static void redundancy_measure(const struct rows *rows) {
     float *key = rows->work->rows;
     for (int32_t i = 0; i < rows->count; i++) {
         double squares = 0;
@@ -63,7 +63,7 @@ static void measure(const struct rows *rows) {
 }
 
 /* Adds khat_j . sum_i khat_i. */
-static void add_sums(const struct rows *rows) {
+static void redundancy_add_sums(const struct rows *rows) {
     float *total = rows->work->rows + (size_t)CPU_ROWS_BLOCK * (size_t)rows->dim;
     float *key = rows->work->rows, *dot = rows->work->logits;
     const struct cpu_layer *layer = rows->stream->layer;
@@ -149,8 +149,8 @@ void evict_redundancy(const struct cpu_cache *cache, const struct kern_redundanc
         measure_lengths(&rows, candidates, out);
         return;
     }
-    measure(&rows);
-    add_sums(&rows);
+    redundancy_measure(&rows);
+    redundancy_add_sums(&rows);
     if (rule->threshold < 1) forgive(&rows);
     float most = -INFINITY;
     double sum = 0;

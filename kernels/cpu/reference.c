@@ -17,12 +17,12 @@ static float dot(const float *a, const float *b, int64_t count) {
     return all;
 }
 
-static void rms_norm(float *y, const float *x, const float *weight, int dim, float eps) {
+static void reference_rms_norm(float *y, const float *x, const float *weight, int dim, float eps) {
     float scale = 1.0f / sqrtf(dot(x, x, dim) / (float)dim + eps);
     for (int i = 0; i < dim; i++) y[i] = x[i] * scale * weight[i];
 }
 
-static void glu(float *y, const float *gate, const float *up, int count,
+static void reference_glu(float *y, const float *gate, const float *up, int count,
                 enum kern_activation activation) {
     for (int i = 0; i < count; i++) {
         float g = gate[i], u = up[i], inner = g;
@@ -47,7 +47,7 @@ static void glu(float *y, const float *gate, const float *up, int count,
 
 static void rope(float *x, int half, const float *cosine, const float *sine, const float *norm,
                  float eps) {
-    if (norm) rms_norm(x, x, norm, 2 * half, eps);
+    if (norm) reference_rms_norm(x, x, norm, 2 * half, eps);
     for (int j = 0; j < half; j++) {
         float a = x[j], b = x[j + half];
         x[j] = a * cosine[j] - b * sine[j];
@@ -162,8 +162,8 @@ const struct cpu_kernels cpu_kernels_reference = {
     .layout_bf16 = CPU_ROWS,
     .layout_e4m3 = CPU_ROWS,
     .layout_other = CPU_ROWS,
-    .rms_norm = rms_norm,
-    .glu = glu,
+    .rms_norm = reference_rms_norm,
+    .glu = reference_glu,
     .rope = rope,
     .write_row = number_write_row,
     .delta = delta,

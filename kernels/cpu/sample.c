@@ -261,7 +261,7 @@ static bool in_range(int32_t token, int vocab) {
     return token >= 0 && token < vocab;
 }
 
-static bool has_penalties(const struct kern_sample *p) {
+static bool sample_has_penalties(const struct kern_sample *p) {
     bool neutral = p->repetition == 1.0f && p->presence == 0.0f && p->frequency == 0.0f;
     return !neutral && p->seen_count > 0;
 }
@@ -291,7 +291,7 @@ static void apply_allowed(float *logit, int vocab, const uint32_t *allowed) {
 /* Returns the logits after penalties, bias and bans: the raw logits if nothing changes them. */
 static const float *adjust(const float *logits, int vocab, const struct kern_sample *p,
                            struct scratch *s) {
-    bool penalties = has_penalties(p);
+    bool penalties = sample_has_penalties(p);
     if (!penalties && p->bias_count == 0 && p->banned_count == 0 && p->allowed == NULL)
         return logits;
     memcpy(s->logit, logits, (size_t)vocab * sizeof(float));
@@ -522,7 +522,7 @@ static int32_t apply_xtc(struct scratch *s, const float **logit, int vocab, cons
     return exclude_top(&r, s->logit, top, p->xtc_threshold);
 }
 
-static int32_t choose(const float *adjusted, int vocab, const struct kern_sample *p,
+static int32_t sample_choose(const float *adjusted, int vocab, const struct kern_sample *p,
                       struct scratch *s) {
     int32_t top = argmax(adjusted, vocab);
     if (!(p->temperature > 0.0f)) return top;
@@ -602,7 +602,7 @@ void cpu_sample_row(const float *logits, int vocab, const struct kern_sample *pa
         out->token = params->forced;
     } else {
         const float *adjusted = adjust(logits, vocab, params, &s);
-        out->token = choose(adjusted, vocab, params, &s);
+        out->token = sample_choose(adjusted, vocab, params, &s);
         CHECK(out->token >= 0 && out->token < vocab);
     }
     out->logprob = NAN;

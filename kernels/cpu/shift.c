@@ -73,7 +73,7 @@ static void set_turn(struct turn *turn, int32_t by) {
     }
 }
 
-static void rotate(const struct turn *turn, float *x) {
+static void shift_rotate(const struct turn *turn, float *x) {
     for (int j = 0; j < turn->half; j++) {
         float a = x[j], b = x[turn->half + j];
         if (turn->inv_freq[j] == 0) continue;
@@ -86,7 +86,7 @@ static void rotate(const struct turn *turn, float *x) {
 static void rotate_stored(const struct cpu_cache *cache, const struct turn *turn, float *x) {
     const int dim = turn->still + 2 * turn->half;
     cpu_cache_rotate(cache, x, dim);
-    rotate(turn, x + turn->still);
+    shift_rotate(turn, x + turn->still);
     cpu_cache_rotate(cache, x, dim);
 }
 
@@ -148,7 +148,7 @@ static void shift_queries(const struct shift_job *job) {
 /* ---- The slot ---- */
 
 /* Finds the pages [*from, *to) of a stream that the shift writes to. Returns the stream's table. */
-static uint32_t *written_pages(const struct shift_job *job, int stream, int32_t *from,
+static uint32_t *shift_written_pages(const struct shift_job *job, int stream, int32_t *from,
                                int32_t *to) {
     struct shift_plan plan = plan_stream(job, stream);
     int32_t length = plan.length - plan.dropped;
@@ -158,17 +158,17 @@ static uint32_t *written_pages(const struct shift_job *job, int stream, int32_t 
 }
 
 /* Makes the pages that the shift writes to private. */
-static int own_pages(const struct shift_job *job) {
+static int shift_own_pages(const struct shift_job *job) {
     struct cpu_cache *cache = job->cache;
     int64_t need = 0;
     int32_t from, to;
     for (int stream = 0; stream < cache->streams; stream++) {
-        const uint32_t *table = written_pages(job, stream, &from, &to);
+        const uint32_t *table = shift_written_pages(job, stream, &from, &to);
         for (int32_t i = from; i < to; i++) need += cache->refs[table[i]] > 1;
     }
     int rc = cache->comm->ops->agree(cache->comm, need > cache->free_count ? ERR_FULL : 0);
     for (int stream = 0; stream < cache->streams && rc == 0; stream++) {
-        uint32_t *table = written_pages(job, stream, &from, &to);
+        uint32_t *table = shift_written_pages(job, stream, &from, &to);
         for (int32_t i = from; i < to; i++) cpu_cache_own_page(cache, &table[i]);
     }
     return rc;
@@ -180,7 +180,7 @@ int cpu_cache_shift(struct cpu_cache *cache, const struct kern_shift *shift) {
     CHECK(shift->from >= 0 && shift->to >= 0 && cache->options.max_positions >= PLACES_LEAST);
     const struct kern_evict due = {
         .slot = shift->slot, .tokens = shift->tokens, .rule = shift->rule};
-    int rc = own_pages(&job); /* cpu_cache_keep_best writes to no other pages */
+    int rc = shift_own_pages(&job); /* cpu_cache_keep_best writes to no other pages */
     if (rc == 0 && shift->to > shift->from && shift->rule->score == KERN_SCORE_RETENTION)
         rc = cpu_cache_keep_best(cache, &due, places_kept(cache->options.max_positions));
     if (rc != 0) return rc;

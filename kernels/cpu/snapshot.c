@@ -34,7 +34,7 @@ size_t cpu_cache_snapshot_size(const struct cpu_cache *cache, int slot, int bloc
                                 *cpu_cache_length(cache, slot, cache->streams + block - 1));
 }
 
-static void export_slot(const struct cpu_cache *cache, int slot, char *to) {
+static void snapshot_export_slot(const struct cpu_cache *cache, int slot, char *to) {
     const struct cpu_cache_slot *state = &cache->slots[slot];
     const struct snapshot_slot head = {state->next_pos, state->window, state->measured};
     struct snapshot_shape shape = shape_of(cache);
@@ -98,7 +98,7 @@ void cpu_cache_snapshot_export(const struct cpu_cache *cache, int slot, int bloc
     CHECK(slot >= 0 && slot < cache->options.slots && block >= 0 &&
           block <= cache->streams + cache->options.states);
     if (block == 0)
-        export_slot(cache, slot, to);
+        snapshot_export_slot(cache, slot, to);
     else if (block > cache->streams)
         cpu_cache_state_read(cache, slot, block - 1 - cache->streams, 0,
                              cache->options.state_floats, to);
@@ -130,7 +130,7 @@ static int import_members(struct cpu_cache *cache, int slot, int stream,
     return 0;
 }
 
-static int import_stream(struct cpu_cache *cache, int slot, int stream,
+static int snapshot_import_stream(struct cpu_cache *cache, int slot, int stream,
                          const struct kern_block *block) {
     struct snapshot_shape shape = shape_of(cache);
     uint32_t *table = cpu_cache_table(cache, slot, stream);
@@ -153,7 +153,7 @@ static int import_stream(struct cpu_cache *cache, int slot, int stream,
     return import_members(cache, slot, stream, block);
 }
 
-static int import_state(struct cpu_cache *cache, int slot, int state,
+static int snapshot_import_state(struct cpu_cache *cache, int slot, int state,
                         const struct kern_block *block) {
     const int row = cpu_cache_states(cache) + state;
     CHECK(*cpu_cache_length(cache, slot, row) == 0);
@@ -185,8 +185,8 @@ int cpu_cache_snapshot_import(struct cpu_cache *cache, int slot, int block,
     CHECK(slot >= 0 && slot < cache->options.slots && block >= 0 &&
           block <= cache->streams + cache->options.states);
     CHECK(cache->slots[slot].in_use == (block > 0));
-    if (block > cache->streams) return import_state(cache, slot, block - 1 - cache->streams, from);
-    if (block > 0) return import_stream(cache, slot, block - 1, from);
+    if (block > cache->streams) return snapshot_import_state(cache, slot, block - 1 - cache->streams, from);
+    if (block > 0) return snapshot_import_stream(cache, slot, block - 1, from);
     struct snapshot_slot head = snapshot_read_slot(from);
     CHECK(head.window >= 0 && head.window <= KERN_WINDOW_MAX);
     cache->slots[slot] = (struct cpu_cache_slot){.in_use = true,

@@ -86,7 +86,7 @@ static struct set set_at(const struct cpu_attend_item *item, int first) {
     return (struct set){first, item->lanes - first < MANY ? item->lanes - first : MANY};
 }
 
-static bool side_by_side(struct set set) {
+static bool vec_attend_side_by_side(struct set set) {
     return set.lanes >= MANY_MIN;
 }
 
@@ -125,7 +125,7 @@ static void load_query(const struct cpu_attend_job *job, struct room *room, int 
                                  job->cache->options.dtype);
 }
 
-static void begin(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
+static void vec_attend_begin(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                   const struct cpu_stream *stream, struct room *room) {
     const struct kern_span *span = &job->batch->spans[item->span];
     int32_t known = -1, lo = 0, hi = 0;
@@ -141,7 +141,7 @@ static void begin(const struct cpu_attend_job *job, const struct cpu_attend_item
     }
     memset(room->acc, 0, (size_t)(item->lanes * room->v_width) * sizeof *room->acc);
     for (int l = 0; l < item->lanes; l += MANY)
-        if (side_by_side(set_at(item, l))) pack_set(room, set_at(item, l));
+        if (vec_attend_side_by_side(set_at(item, l))) pack_set(room, set_at(item, l));
 }
 
 /* ---- A chunk ---- */
@@ -168,7 +168,7 @@ static struct seen seen_of(const struct room *room, int l, const struct chunk *c
 }
 
 /* Returns e^x or, if scores are in log2 units, 2^x; x <= 0. */
-SIMD v16 weight_of(const struct room *room, v16 x) {
+SIMD v16 vec_attend_weight_of(const struct room *room, v16 x) {
     return room->paired ? v16_exp2(x) : v16_exp(x);
 }
 
@@ -176,7 +176,7 @@ SIMD v16 weight_of(const struct room *room, v16 x) {
 static float raise_most(struct room *room, int l, float most) {
     float keep[16] = {1};
     if (most > room->most[l]) /* exp(-inf - most) is 0: the first chunk starts from nothing */
-        v16_store(keep, weight_of(room, v16_set(room->most[l] - most)));
+        v16_store(keep, vec_attend_weight_of(room, v16_set(room->most[l] - most)));
     room->most[l] = most;
     return keep[0];
 }
@@ -208,7 +208,7 @@ static void meet_few(struct room *room, struct set set, const struct chunk *c,
         if (room->cap > 0) s = v16_soft_cap(s, room->cap);
         s = v16_keep(s, seen.lo, seen.hi, -INFINITY);
         c->keep[l] = raise_most(room, l, fmaxf(room->most[l], v16_most(s)));
-        s = weight_of(room, v16_sub(s, v16_set(room->most[l])));
+        s = vec_attend_weight_of(room, v16_sub(s, v16_set(room->most[l])));
         store_few(room, weight, s);
         room->sum[l] = room->sum[l] * c->keep[l] + v16_sum(s);
     }
@@ -284,7 +284,7 @@ static void meet_many(struct room *room, struct set set, const struct chunk *c,
         weigh_many(weight, c->count, top, true);
     else
         weigh_many(weight, c->count, top, false);
-    v16 keep = weight_of(room, v16_sub(before, top));
+    v16 keep = vec_attend_weight_of(room, v16_sub(before, top));
     v16 sum = v16_mul(v16_load(room->sum + set.first), keep);
     v16_store(room->sum + set.first, v16_add(sum, sum_many(weight)));
     change_many(room, weight, c->count);
@@ -307,7 +307,7 @@ static int alike(const struct room *room, int l, int end, const struct chunk *c)
  * entries that a lane sees: other memory of the page may be stale, and 0 * NaN is not 0. */
 static void add_values(struct room *room, struct set set, const struct chunk *c, int count,
                        const struct rows *values) {
-    const bool many = side_by_side(set);
+    const bool many = vec_attend_side_by_side(set);
     int end = set.first + set.lanes;
     for (int l = set.first, n; l < end; l += n) {
         struct seen seen = seen_of(room, l, c);
@@ -337,7 +337,7 @@ static bool apart(const struct room *room, struct set set, const struct chunk *c
 
 /* Prefetches what many lanes read next: the values of the chunk and the keys of the next one. Few
  * lanes need no prefetch: they read in order, which the processor detects by itself. */
-static void fetch_next(const struct cpu_attend_job *job, const struct chunk *c) {
+static void vec_attend_fetch_next(const struct cpu_attend_job *job, const struct chunk *c) {
     const struct cpu_layer *layer = job->shape;
     const size_t row = layer->row_size;
     const int left = layer->page_slots - c->slot, after = left - CHUNK;
@@ -355,7 +355,7 @@ static void fetch_next(const struct cpu_attend_job *job, const struct chunk *c) 
 static void meet_keys(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                       struct room *room, const struct chunk *c) {
     struct rows keys = rows_of(cpu_cache_rows(job->cache, job->shape, c->page, false, c->slot));
-    if (item->lanes > TILE) fetch_next(job, c);
+    if (item->lanes > TILE) vec_attend_fetch_next(job, c);
     if (room->scaled) {
         const uint16_t *factors =
             cpu_cache_factors(job->cache, job->shape, c->page, true) + c->slot;
@@ -367,7 +367,7 @@ static void meet_keys(const struct cpu_attend_job *job, const struct cpu_attend_
     for (int l = 0; l < item->lanes; l += MANY) {
         const struct set set = set_at(item, l);
         if (apart(room, set, c)) continue;
-        if (side_by_side(set))
+        if (vec_attend_side_by_side(set))
             meet_many(room, set, c, &keys);
         else
             meet_few(room, set, c, &keys);
@@ -462,7 +462,7 @@ static void meet_all(const struct cpu_attend_job *job, const struct cpu_attend_i
     }
 }
 
-static void finish(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
+static void vec_attend_finish(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                    const struct room *room) {
     for (int l = 0; l < item->lanes; l++) {
         float *out = cpu_attend_out(job, item, l);
@@ -477,7 +477,7 @@ void VEC(attend)(const struct cpu_attend_job *job, const struct cpu_attend_item 
     struct room *room = room_of(job, item, scratch);
     const struct kern_span *span = &job->batch->spans[item->span];
     struct cpu_stream stream = cpu_cache_stream(job->cache, span->slot, job->layer, item->head);
-    begin(job, item, &stream, room);
+    vec_attend_begin(job, item, &stream, room);
     meet_all(job, item, &stream, room, room->hi[item->lanes - 1]);
-    finish(job, item, room);
+    vec_attend_finish(job, item, room);
 }

@@ -207,7 +207,7 @@ SIMD void dot_block(whole (*sum)[PANELS_MOST], const struct leaf_data *in, int64
 }
 
 /* Returns factor `which` of block b of a panel (factor_load). */
-SIMD v16 factor_of(const struct leaf_data *in, const int p, int64_t b, const int which,
+SIMD v16 vec_block_factor_of(const struct leaf_data *in, const int p, int64_t b, const int which,
                    const struct form f) {
     const uint64_t group = (uint64_t)(in->first + b) / BLOCK_GROUP;
     return factor_load(in->factors[p] + (size_t)b * in->factor_bytes,
@@ -229,8 +229,8 @@ SIMD void scale_block(v16 (*to)[PANELS_MOST], whole (*sum)[PANELS_MOST], const s
                       int64_t b, struct inputs from, const struct form f, const int rows,
                       const int panels) {
     EACH(panels, p) {
-        v16 scale = factor_of(in, p, b, f.part, f), least = scale;
-        if (f.least) least = factor_of(in, p, b, f.parts + f.part, f);
+        v16 scale = vec_block_factor_of(in, p, b, f.part, f), least = scale;
+        if (f.least) least = vec_block_factor_of(in, p, b, f.parts + f.part, f);
         EACH(rows, r) {
             const struct cpu_x_block *x = &from.blocks[r];
             to[r][p] = add_part(to[r][p], sum[r][p], x, scale, least, x->part[f.part].start, f);
@@ -239,7 +239,7 @@ SIMD void scale_block(v16 (*to)[PANELS_MOST], whole (*sum)[PANELS_MOST], const s
 }
 
 /* Adds the product of block b of the weights and the activations at one place. */
-SIMD void add_block(v16 (*to)[PANELS_MOST], const struct leaf_data *in, int64_t b,
+SIMD void vec_block_add_block(v16 (*to)[PANELS_MOST], const struct leaf_data *in, int64_t b,
                     struct inputs from, const struct form first, const int rows, const int panels) {
     whole sum[ROWS][PANELS_MOST];
     struct form second = first;
@@ -265,8 +265,8 @@ SIMD void add_rests(v16 (*to)[PANELS_MOST], const struct leaf_data *in, int64_t 
         EACH(panels, p) {
             const codes w = unpack_any(in->codes[p] + at, x->quad, f);
             whole sum = whole_dot(whole_open(x->part[0].start, x->back, f), w, some, f);
-            v16 scale = factor_of(in, p, block, part, f), least = scale;
-            if (f.least) least = factor_of(in, p, block, f.parts + part, f);
+            v16 scale = vec_block_factor_of(in, p, block, part, f), least = scale;
+            if (f.least) least = vec_block_factor_of(in, p, block, f.parts + part, f);
             to[r][p] = add_part(to[r][p], sum, x, scale, least, x->part[0].start, f);
         }
     }
@@ -310,7 +310,7 @@ LEAF void sum_leaf(block_sums *to, const struct leaf_data *in, const struct form
         for (int64_t b = first; b < end; b++, from = inputs_at(from, 1, f, rows)) {
             for (int i = 0; i < in->lines; i++, fetch += 64) fetch_line(fetch, rows);
             if (rows >= FETCHING_ROWS) fetch_inputs(inputs_at(from, AHEAD, f, rows), f, rows);
-            add_block(total, in, b, from, f, rows, panels);
+            vec_block_add_block(total, in, b, from, f, rows, panels);
         }
         if (f.wide) continue;
         add_rests(total, in, first, from, f, rows, panels);
@@ -434,7 +434,7 @@ SIMD void unpack_panel(const struct kern_weight *w, const char *panel, char *to,
             codes_store(to, unpack(panel, quad, f));
         panel += block_bytes(f);
         for (int which = 0; which < f.parts * (1 + f.least); which++, factors += PANEL)
-            v16_store(factors, factor_of(&in, 0, b, which, f));
+            v16_store(factors, vec_block_factor_of(&in, 0, b, which, f));
     }
 }
 
@@ -491,7 +491,7 @@ static void find_leaves(const struct cpu_matmul_job *job, struct leaf_part *to) 
 }
 
 /* Adds leaf `number` to the stack of sums (cpu_leaf_of). */
-static void one_leaf(block_sums *level, const struct cpu_matmul_job *job, const struct tile *at,
+static void vec_block_one_leaf(block_sums *level, const struct cpu_matmul_job *job, const struct tile *at,
                      int number) {
     const struct kern_weight *w = job->weight;
     const struct leaf_part *leaf = &at->leaves[number];
@@ -530,7 +530,7 @@ static void one_leaf(block_sums *level, const struct cpu_matmul_job *job, const 
     of_form[rows - 1][job->wide](level + cpu_leaf_level(number), &in);
 }
 
-static void put(const struct cpu_matmul_job *job, int64_t row, int64_t output, v16 sum) {
+static void vec_block_put(const struct cpu_matmul_job *job, int64_t row, int64_t output, v16 sum) {
     int64_t left = job->weight->rows - output;
     int n = left < 16 ? (int)left : 16;
     float *y = job->y + row * job->width + output;
@@ -555,10 +555,10 @@ static void fetch_results(const struct cpu_matmul_job *job, const struct tile *a
 static void multiply_tile(const struct cpu_matmul_job *job, const struct tile *at) {
     block_sums level[CPU_LEAF_LEVELS];
     if (at->piece.rows >= FETCHING_ROWS) fetch_results(job, at);
-    for (int l = 0; l < job->weight->leaves; l++) one_leaf(level, job, at, l);
+    for (int l = 0; l < job->weight->leaves; l++) vec_block_one_leaf(level, job, at, l);
     for (int r = 0; r < at->piece.rows; r++)
         for (int p = 0; p < at->panels; p++)
-            put(job, at->piece.row + r, (at->panel + p) * PANEL, level[0][r][p]);
+            vec_block_put(job, at->piece.row + r, (at->panel + p) * PANEL, level[0][r][p]);
 }
 
 /* Multiplies all rows with some panels. Meanwhile it fetches the panels that come next, in the

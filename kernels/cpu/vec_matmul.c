@@ -191,7 +191,7 @@ static const struct shape *shape_of(int rows, int panels) {
 
 /* ---- Blocks ---- */
 
-static void put(const struct cpu_matmul_job *job, int64_t row, int64_t output, v16 sum) {
+static void vec_matmul_put(const struct cpu_matmul_job *job, int64_t row, int64_t output, v16 sum) {
     int64_t left = job->weight->rows - output;
     int n = left < 16 ? (int)left : 16;
     float *y = job->y + row * job->width + output;
@@ -232,7 +232,7 @@ static void add_groups(block_sums sum, const struct cpu_matmul_job *job,
     }
 }
 
-static void one_leaf(block_sums sum, const struct cpu_matmul_job *job,
+static void vec_matmul_one_leaf(block_sums sum, const struct cpu_matmul_job *job,
                      const struct block_of_outputs *b, struct cpu_leaf leaf) {
     const struct kern_weight *w = job->weight;
     const struct shape *shape = shape_of(b->rows, b->panels);
@@ -259,7 +259,7 @@ static void one_leaf(block_sums sum, const struct cpu_matmul_job *job,
     }
 }
 
-static void add_sums(block_sums to, block_sums other, const struct block_of_outputs *b) {
+static void vec_matmul_add_sums(block_sums to, block_sums other, const struct block_of_outputs *b) {
     for (int r = 0; r < b->rows; r++)
         for (int p = 0; p < b->panels; p++) to[r][p] = v16_add(to[r][p], other[r][p]);
 }
@@ -268,16 +268,16 @@ static void multiply_block(const struct cpu_matmul_job *job, const struct block_
     block_sums level[CPU_LEAF_LEVELS];
     for (int l = 0; l < job->weight->leaves; l++) {
         int top = cpu_leaf_level(l);
-        one_leaf(level[top], job, b, cpu_leaf_of(job->weight, l));
-        for (int n = l; n & 1; n >>= 1, top--) add_sums(level[top - 1], level[top], b);
+        vec_matmul_one_leaf(level[top], job, b, cpu_leaf_of(job->weight, l));
+        for (int n = l; n & 1; n >>= 1, top--) vec_matmul_add_sums(level[top - 1], level[top], b);
     }
     for (int r = 0; r < b->rows; r++)
         for (int p = 0; p < b->panels; p++)
-            put(job, b->row + r, (b->panel + p) * PANEL, level[0][r][p]);
+            vec_matmul_put(job, b->row + r, (b->panel + p) * PANEL, level[0][r][p]);
 }
 
 /* Processes all rows, in the fewest blocks of about equal size. */
-static void all_rows(const struct cpu_matmul_job *job, int64_t panel, int panels,
+static void vec_matmul_all_rows(const struct cpu_matmul_job *job, int64_t panel, int panels,
                      const float *wide) {
     struct block_of_outputs b = {.panel = panel, .panels = panels, .wide = wide};
     for (int left = (job->rows + ROWS - 1) / ROWS; left; left--, b.row += b.rows) {
@@ -293,12 +293,12 @@ void VEC(matmul)(const struct cpu_matmul_job *job, int64_t first, int64_t count,
     if (job->weight->layout == CPU_BLOCKS) {
         for (; count; count--, first++) {
             cpu_block_widen(job->weight, first, scratch);
-            all_rows(job, first, 1, scratch);
+            vec_matmul_all_rows(job, first, 1, scratch);
         }
         return;
     }
-    for (; count >= panels; count -= panels, first += panels) all_rows(job, first, panels, NULL);
-    for (; count; count--, first++) all_rows(job, first, 1, NULL);
+    for (; count >= panels; count -= panels, first += panels) vec_matmul_all_rows(job, first, panels, NULL);
+    for (; count; count--, first++) vec_matmul_all_rows(job, first, 1, NULL);
 }
 
 /* Returns the bytes of a panel of blocks in float32. */

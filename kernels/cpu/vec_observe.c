@@ -6,7 +6,7 @@
 
 /* Multiplies up to sixteen queries with packed rows: the rows are read once, and the results are
  * already in the wanted order. */
-static void side_by_side(float *out, size_t stride, const float *q, int lanes, struct rows rows,
+static void vec_observe_side_by_side(float *out, size_t stride, const float *q, int lanes, struct rows rows,
                          int count) {
     float packed[DIM_MANY * MANY], wide[MANY * DIM_MANY], score[MANY * MANY];
     const struct rows queries = {q, rows.dim, rows.dim, KERN_F32, NULL};
@@ -27,7 +27,7 @@ static void dots_typed(float *out, size_t stride, const float *q, int lanes, str
                        int count) {
     for (int n; lanes >= MANY_MIN && rows.dim <= DIM_MANY; lanes -= n) {
         n = lanes < MANY ? lanes : MANY;
-        side_by_side(out, stride, q, n, rows, count);
+        vec_observe_side_by_side(out, stride, q, n, rows, count);
         out += (size_t)n * stride;
         q += (size_t)n * (size_t)rows.dim;
     }
@@ -81,7 +81,7 @@ static void soft_cap(float *x, int count, float cap) {
     }
 }
 
-static void weigh(float *out, size_t stride, const float *p, size_t p_stride, int lanes,
+static void vec_observe_weigh(float *out, size_t stride, const float *p, size_t p_stride, int lanes,
                   struct cpu_rows rows, int count) {
     float wide[MANY * ROW_DIM_MAX];
     struct rows some = rows_of(rows);
@@ -103,7 +103,7 @@ const struct cpu_math VEC(math) = {
     .dots = dots,
     .softmax = softmax,
     .soft_cap = soft_cap,
-    .weigh = weigh,
+    .weigh = vec_observe_weigh,
     .row_rotate = VEC(row_rotate),
     .row_write = VEC(row_write),
 };

@@ -92,7 +92,7 @@ void VEC(glu)(float *y, const float *gate, const float *up, int count,
     }
 }
 
-static void rotate(float *a, float *b, const float *cosine, const float *sine, int n) {
+static void vec_ops_rotate(float *a, float *b, const float *cosine, const float *sine, int n) {
     v16 x = v16_load_n(a, n), y = v16_load_n(b, n);
     v16 c = v16_load_n(cosine, n), s = v16_load_n(sine, n);
     v16_store_n(a, v16_sub(v16_mul(x, c), v16_mul(y, s)), n);
@@ -104,7 +104,7 @@ void VEC(rope)(float *x, int half, const float *cosine, const float *sine, const
     if (norm) VEC(rms_norm)(x, x, norm, 2 * half, eps);
     EACH_VECTOR(i, n, half) {
         if (n < 16) {
-            rotate(x + i, x + half + i, cosine + i, sine + i, n);
+            vec_ops_rotate(x + i, x + half + i, cosine + i, sine + i, n);
             continue;
         }
         v16 a = v16_load(x + i), b = v16_load(x + half + i);

@@ -40,7 +40,7 @@ SIMD float largest(const char *row, int64_t cols, const enum kern_dtype dtype) {
     return v16_sum(none) == 0 ? v16_most(most) : NAN;
 }
 
-SIMD void write_codes(uint8_t *codes, const char *row, int64_t cols, const enum kern_dtype dtype,
+SIMD void vec_quantize_write_codes(uint8_t *codes, const char *row, int64_t cols, const enum kern_dtype dtype,
                       float scale) {
     const size_t size = kern_dtype_bytes(dtype);
     const int64_t whole = cols / 16 * 16;
@@ -56,7 +56,7 @@ SIMD float quantize(uint8_t *codes, const char *row, int64_t cols, const enum ke
     float most = largest(row, cols, dtype);
     if (!isfinite(most)) return most;
     float scale = quantize_scale(most);
-    write_codes(codes, row, cols, dtype, scale);
+    vec_quantize_write_codes(codes, row, cols, dtype, scale);
     return scale;
 }
 

@@ -34,7 +34,7 @@ static inline bool is_finite(uint32_t bits) {
 }
 
 /* Rounds to nearest even: adding 1.5 * 2^23 leaves the integer in the low bits. */
-static inline int32_t nearest(float x) {
+static inline int32_t vec_round_nearest(float x) {
     return (int32_t)(number_bits(x + MAGIC) - number_bits(MAGIC));
 }
 
@@ -61,7 +61,7 @@ static void round_wide(const struct rounding *row, int64_t at) {
     const float top = number_from_bits(largest);
     const bool number = is_finite(largest), some = number && top >= LEAST;
     const float by = some ? most / top : 0;
-    for (int i = 0; i < KERN_BLOCK; i++) code[i] = some ? nearest(x[i] * by) : 0;
+    for (int i = 0; i < KERN_BLOCK; i++) code[i] = some ? vec_round_nearest(x[i] * by) : 0;
     for (int i = 0; i < HALF; i++) sums[0] += code[i], sums[1] += code[HALF + i];
     for (int i = 0; i < KERN_BLOCK; i++) to[i] = (int16_t)code[i / 4 * 4 + i % 2 * 2 + i / 2 % 2];
     block->scale = some ? top / most : number ? 0 : NAN;
@@ -218,7 +218,7 @@ SIMD __m128i divide_quad(const struct rounding *row, const struct group *g, uint
 
 /* Returns the codes of halves, four of a quad in each element; `mask`: the quad that has the codes
  * `other` instead, as its own have 15 bits. */
-SIMD __m512i codes_of(const __m512 *half, const __m512 *by, __mmask16 mask, __m128i other) {
+SIMD __m512i vec_round_codes_of(const __m512 *half, const __m512 *by, __mmask16 mask, __m128i other) {
     __m512i a[GROUP];
     UNROLL for (int i = 0; i < GROUP; i++) a[i] = _mm512_cvtps_epi32(_mm512_mul_ps(half[i], by[i]));
     const __m512i bytes =
@@ -227,7 +227,7 @@ SIMD __m512i codes_of(const __m512 *half, const __m512 *by, __mmask16 mask, __m1
 }
 
 /* Writes the codes of a group's blocks and its rest. */
-SIMD void write_codes(const struct rounding *row, const struct group *g, __m512i low, __m512i high,
+SIMD void vec_round_write_codes(const struct rounding *row, const struct group *g, __m512i low, __m512i high,
                       int32_t rest, const bool whole) {
     const __m512i order =
         _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
@@ -247,7 +247,7 @@ SIMD void write_codes(const struct rounding *row, const struct group *g, __m512i
 
 /* Describes a group's blocks and its rest, element GROUP of each vector. `power`: 2^-k; `finite`:
  * others give NaN; `first` and `second`: sums of the codes of halves. */
-SIMD void describe(const struct rounding *row, const struct group *g, float unit, __m256 power,
+SIMD void vec_round_describe(const struct rounding *row, const struct group *g, float unit, __m256 power,
                    __mmask8 finite, __m256i first, __m256i second, const bool whole) {
     const __m256i all = _mm256_add_epi32(first, second), offset = _mm256_set1_epi32(row->offset);
     const __m256 back = _mm256_mul_ps(_mm256_set1_ps(MAGIC), power), nan = _mm256_set1_ps(NAN);
@@ -300,16 +300,16 @@ SIMD void write_examined(const struct rounding *row, const struct group *g, cons
         divide_quad(row, g, quad, _mm_permutevar_ps(by, of), are_finite(_mm_castps_si128(of_need)));
     __m512 low[GROUP], high[GROUP];
     load_group(row, g, low, high, whole);
-    const __m512i first = codes_of(low, bys, (__mmask16)(1u << quad), parts);
-    const __m512i second = codes_of(high, bys, (__mmask16)(1u << quad >> 16), parts);
-    write_codes(row, g, first, second, _mm_extract_epi32(parts, 1), whole);
+    const __m512i first = vec_round_codes_of(low, bys, (__mmask16)(1u << quad), parts);
+    const __m512i second = vec_round_codes_of(high, bys, (__mmask16)(1u << quad >> 16), parts);
+    vec_round_write_codes(row, g, first, second, _mm_extract_epi32(parts, 1), whole);
     /* element GROUP: the rest's sum, and its power, which is 128 times that of its block */
     const __m128i rest_sum =
         _mm_dpbusd_epi32(_mm_setzero_si128(), _mm_set1_epi8(1), _mm_srli_epi64(parts, 32));
     const __m128 power = powers_of_two(_mm_sub_epi32(_mm_setzero_si128(), shift));
     const __m128 rest_power = _mm_mul_ps(_mm_permutevar_ps(power, of), _mm_set1_ps(1 << FINE));
     const __m128i sums = _mm_maskz_mov_epi32(finite, sums_of_blocks(first));
-    describe(row, g, leaf->unit, _mm256_insertf128_ps(_mm256_castps128_ps256(power), rest_power, 1),
+    vec_round_describe(row, g, leaf->unit, _mm256_insertf128_ps(_mm256_castps128_ps256(power), rest_power, 1),
              (__mmask8)(finite | 1u << GROUP),
              _mm256_inserti128_si256(_mm256_castsi128_si256(sums), rest_sum, 1),
              _mm256_zextsi128_si256(_mm_maskz_mov_epi32(finite, sums_of_blocks(second))), whole);
@@ -347,7 +347,7 @@ static inline int shift_of(const struct unit *leaf, uint32_t need) {
 
 /* Describes a block of codes or a rest; `sum` and `second`: of its codes, with halves of each
  * half's. `finite`: otherwise it gives NaN. */
-static void describe(const struct rounding *row, struct cpu_x_block *block, float unit, int shift,
+static void vec_round_describe(const struct rounding *row, struct cpu_x_block *block, float unit, int shift,
                      int32_t sum, int32_t second, bool finite) {
     const float power = power_of_two(-shift), back = MAGIC * power;
     const int32_t sums[2] = {sum, second};
@@ -395,11 +395,11 @@ static uint32_t examine(const struct rounding *row, const struct group *g, struc
 
 /* Writes the codes of a block, times `by`, and finds the sums of its halves, which wrap around if a
  * number is not finite. Compilers make worse code of it inside another function. */
-__attribute__((noinline)) static void write_codes(const float *x, float by, int8_t *to,
+__attribute__((noinline)) static void vec_round_write_codes(const float *x, float by, int8_t *to,
                                                   uint32_t *sums) {
     int32_t code[KERN_BLOCK];
     sums[0] = sums[1] = 0;
-    for (int k = 0; k < KERN_BLOCK; k++) code[k] = nearest(x[k] * by);
+    for (int k = 0; k < KERN_BLOCK; k++) code[k] = vec_round_nearest(x[k] * by);
     for (int k = 0; k < KERN_BLOCK; k++) to[k] = (int8_t)code[k];
     for (int k = 0; k < HALF; k++)
         sums[0] += (uint32_t)code[k], sums[1] += (uint32_t)code[HALF + k];
@@ -411,7 +411,7 @@ __attribute__((noinline)) static void write_codes(const float *x, float by, int8
 static int32_t divide_quad(const float *x, float by, bool finite, int8_t *low, int8_t *high) {
     int32_t parts = 0;
     for (int k = 0; k < 4; k++) {
-        const int32_t code = finite ? nearest(x[k] * by) : 0;
+        const int32_t code = finite ? vec_round_nearest(x[k] * by) : 0;
         const int32_t part = (code + (1 << (FINE - 1))) >> FINE;
         low[k] = (int8_t)(code - part * (1 << FINE));
         high[k] = (int8_t)part;
@@ -429,7 +429,7 @@ static void write_group(const struct rounding *row, const struct group *g, const
     int shift[GROUP];
     for (int i = 0; i < g->count; i++) {
         shift[i] = shift_of(leaf, needs->need[i]);
-        write_codes(numbers_of(row, g->block + i), leaf->by * power_of_two(shift[i]),
+        vec_round_write_codes(numbers_of(row, g->block + i), leaf->by * power_of_two(shift[i]),
                     codes_at(row, g->place + i), sums[i]);
     }
     const int32_t parts = divide_quad(
@@ -440,10 +440,10 @@ static void write_group(const struct rounding *row, const struct group *g, const
         struct cpu_x_block *block = place_of(row, g->place + i);
         const bool finite = is_finite(needs->need[i]); /* otherwise the codes mean nothing */
         const uint32_t first = finite ? sums[i][0] : 0, second = finite ? sums[i][1] : 0;
-        describe(row, block, leaf->unit, shift[i], (int32_t)(row->split ? first : first + second),
+        vec_round_describe(row, block, leaf->unit, shift[i], (int32_t)(row->split ? first : first + second),
                  (int32_t)second, finite);
     }
-    describe(row, rest, leaf->unit, shift[of] - FINE, parts, 0, true); /* `needs` lay there */
+    vec_round_describe(row, rest, leaf->unit, shift[of] - FINE, parts, 0, true); /* `needs` lay there */
     locate_rest(rest, at);
 }
 

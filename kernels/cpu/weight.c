@@ -120,7 +120,7 @@ static int64_t group_count(const struct kern_weight *w) {
     return w->group ? (w->skipped + w->cols + w->group - 1) / w->group : 0;
 }
 
-static void pack_row(struct kern_weight *w, const struct kern_matrix *parts, int64_t row) {
+static void weight_pack_row(struct kern_weight *w, const struct kern_matrix *parts, int64_t row) {
     struct source from = source_row(parts, row);
     int lane = (int)(row % PANEL);
     size_t size = kern_dtype_bytes(from.dtype);
@@ -148,7 +148,7 @@ static void pack_panels(void *arg, int worker) {
             if (w->layout == CPU_BLOCKS)
                 cpu_block_pack(w, row, source_blocks(job, worker, row));
             else
-                pack_row(w, job->parts, row);
+                weight_pack_row(w, job->parts, row);
         }
         rows_done(job, p * PANEL, last);
     }
@@ -180,7 +180,7 @@ static int choose_form(struct cpu *cpu, struct kern_weight *w, const struct kern
 /* ---- Loading ---- */
 
 /* The file states the size of a matrix: all products are checked for overflow. */
-static int check_parts(const struct cpu *cpu, const struct kern_matrix *parts, int part_count,
+static int weight_check_parts(const struct cpu *cpu, const struct kern_matrix *parts, int part_count,
                        enum kern_shard shard, struct fault *fault) {
     int64_t rows = 0;
     for (int i = 0; i < part_count; i++) {
@@ -203,7 +203,7 @@ static int check_parts(const struct cpu *cpu, const struct kern_matrix *parts, i
 }
 
 /* Selects this rank's share of each part. */
-static void take_parts(const struct cpu *cpu, struct kern_weight *w,
+static void weight_take_parts(const struct cpu *cpu, struct kern_weight *w,
                        const struct kern_matrix *parts, int count, struct kern_matrix *own) {
     w->parts = count;
     for (int i = 0; i < count; i++) {
@@ -326,13 +326,13 @@ int cpu_weight_load(struct kern *kern, const struct kern_matrix *parts, int part
     struct cpu *cpu = cpu_of(kern);
     struct kern_matrix own[CPU_PARTS_MAX];
     CHECK(part_count >= 1 && part_count <= CPU_PARTS_MAX);
-    int rc = check_parts(cpu, parts, part_count, shard, fault);
+    int rc = weight_check_parts(cpu, parts, part_count, shard, fault);
     if (rc) return rc;
     struct kern_weight *w = mem_try_alloc(1, sizeof *w);
     if (!w) return fault_set(fault, ERR_NOMEM, "", "no memory for a weight");
     w->shard = shard;
     w->leaves = shard == KERN_SHARD_COLS ? cpu->leaves : 1;
-    take_parts(cpu, w, parts, part_count, own);
+    weight_take_parts(cpu, w, parts, part_count, own);
     rc = load_joined(cpu, w, own);
     if (!rc) {
         *out = w;
@@ -356,7 +356,7 @@ void cpu_weight_free(struct kern *kern, struct kern_weight *weight) {
 
 /* ---- One row back ---- */
 
-static void block_numbers(const struct kern_weight *w, int64_t row, float *out) {
+static void weight_block_numbers(const struct kern_weight *w, int64_t row, float *out) {
     for (int64_t i = 0; i < w->cols; i += KERN_BLOCK) {
         struct block block = cpu_block_at(w, row, i / KERN_BLOCK);
         for (int k = 0; k < KERN_BLOCK && i + k < w->cols; k++)
@@ -375,7 +375,7 @@ static const struct kern_weight *weight_with_row(const struct kern_weight *w, in
 void cpu_weight_numbers(const struct kern_weight *w, int64_t row, float *out) {
     w = weight_with_row(w, &row);
     if (w->layout == CPU_BLOCKS) {
-        block_numbers(w, row, out);
+        weight_block_numbers(w, row, out);
         return;
     }
     const char *panel = w->data + (size_t)(row / PANEL) * w->panel_bytes;

@@ -12,13 +12,13 @@
     static int type##_##name(struct jinja_run *run, const struct jinja_value *self,                \
                              const struct jinja_args *args, struct jinja_value *out)
 
-static int bind_one(struct jinja_run *run, const char *name, const struct jinja_args *args,
+static int containers_bind_one(struct jinja_run *run, const char *name, const struct jinja_args *args,
                     struct jinja_value *value) {
     static const char *const names[] = {"object"};
     return jinja_bind(run, name, args, names, 1, 1, value);
 }
 
-static int find_item(struct jinja_run *run, const struct jinja_list *list,
+static int containers_find_item(struct jinja_run *run, const struct jinja_list *list,
                      const struct jinja_value *item, uint32_t from, uint32_t *out) {
     bool found = false;
     int rc = 0;
@@ -37,8 +37,8 @@ METHOD(list, copy) {
 METHOD(list, index) {
     struct jinja_value item;
     uint32_t at = 0;
-    int rc = bind_one(run, "index", args, &item);
-    if (!rc) rc = find_item(run, self->list, &item, 0, &at);
+    int rc = containers_bind_one(run, "index", args, &item);
+    if (!rc) rc = containers_find_item(run, self->list, &item, 0, &at);
     if (!rc && at == self->list->count)
         rc = jinja_fail(run, ERR_INVALID, "the value is not in the %s", jinja_type_name(self));
     *out = jinja_int(at);
@@ -49,9 +49,9 @@ METHOD(list, count) {
     struct jinja_value item;
     int64_t found = 0;
     uint32_t at = 0;
-    int rc = bind_one(run, "count", args, &item);
+    int rc = containers_bind_one(run, "count", args, &item);
     while (!rc) {
-        rc = find_item(run, self->list, &item, at, &at);
+        rc = containers_find_item(run, self->list, &item, at, &at);
         if (rc || at == self->list->count) break;
         found++;
         at++;
@@ -115,7 +115,7 @@ METHOD(dict, values) {
     return view(run, "values", "dict_values", self, args, VALUES, out);
 }
 
-static int merge(struct jinja_run *run, struct jinja_dict *to, const struct jinja_dict *from) {
+static int containers_merge(struct jinja_run *run, struct jinja_dict *to, const struct jinja_dict *from) {
     uint32_t count = from->count; /* `from` may be `to` */
     int rc = 0;
     for (uint32_t i = 0; i < count && !rc; i++)
@@ -127,7 +127,7 @@ METHOD(dict, copy) {
     struct jinja_value made;
     int rc = jinja_no_args(run, "copy", args);
     if (!rc) rc = jinja_dict_open(run, JINJA_DICT, &made);
-    if (!rc) rc = merge(run, made.dict, self->dict);
+    if (!rc) rc = containers_merge(run, made.dict, self->dict);
     if (!rc) *out = made;
     return rc;
 }

@@ -21,7 +21,7 @@
     static int filter_##name(struct jinja_run *run, const struct jinja_value *self,                \
                              const struct jinja_args *args, struct jinja_value *out)
 
-static bool is_given(const struct jinja_value *v) {
+static bool filters_is_given(const struct jinja_value *v) {
     return v->kind != JINJA_MISSING;
 }
 
@@ -197,7 +197,7 @@ FILTER(trim) {
     int rc = jinja_bind(run, "trim", args, names, 1, 0, &chars);
     if (!rc) rc = jinja_to_str(run, self, &s);
     if (rc) return rc;
-    bool spaces = !is_given(&chars) || chars.kind == JINJA_NONE;
+    bool spaces = !filters_is_given(&chars) || chars.kind == JINJA_NONE;
     if (!spaces && !jinja_is_str(&chars))
         return jinja_fail(run, ERR_INVALID, "strip arg must be None or str");
     return jinja_str_strip(run, &s, spaces ? NULL : &chars, true, true, out);
@@ -315,7 +315,7 @@ FILTER(truncate) {
     int rc = jinja_bind(run, "truncate", args, names, 4, 0, v);
     if (!rc) rc = jinja_arg_int(run, &v[0], 255, &length);
     if (!rc) rc = jinja_arg_int(run, &v[3], 5, &leeway);
-    if (!rc && !is_given(&v[2]))
+    if (!rc && !filters_is_given(&v[2]))
         rc = jinja_str_c(run, "...", &end);
     else
         end = v[2];
@@ -466,7 +466,7 @@ FILTER(int) {
     if (!rc) rc = jinja_arg_int(run, &v[1], 10, &base);
     if (rc) return rc;
     if (base != 0 && (base < 2 || base > 36)) base = 10;
-    struct jinja_value absent = is_given(&v[0]) ? v[0] : jinja_int(0);
+    struct jinja_value absent = filters_is_given(&v[0]) ? v[0] : jinja_int(0);
     switch (self->kind) {
     case JINJA_BOOL:
     case JINJA_INT:
@@ -503,7 +503,7 @@ FILTER(float) {
     else if (jinja_is_str(self) && parse_float(run, self, &f, &rc))
         *out = jinja_float(f);
     else
-        *out = is_given(&v[0]) ? v[0] : jinja_float(0);
+        *out = filters_is_given(&v[0]) ? v[0] : jinja_float(0);
     return rc;
 }
 
@@ -544,7 +544,7 @@ FILTER(round) {
     int rc = jinja_bind(run, "round", args, names, 2, 0, v);
     if (!rc) rc = jinja_arg_int(run, &v[0], 0, &precision);
     if (rc) return rc;
-    bool common = !is_given(&v[1]) || jinja_str_is(&v[1], "common");
+    bool common = !filters_is_given(&v[1]) || jinja_str_is(&v[1], "common");
     bool ceils = jinja_str_is(&v[1], "ceil");
     if (!common && !ceils && !jinja_str_is(&v[1], "floor"))
         return jinja_fail(run, ERR_INVALID, "method must be common, ceil or floor");
@@ -574,7 +574,7 @@ static int json_indent(struct jinja_run *run, const struct jinja_value *v,
                        struct jinja_json *json) {
     struct jinja_value space;
     int64_t count;
-    if (!is_given(v) || v->kind == JINJA_NONE) return 0;
+    if (!filters_is_given(v) || v->kind == JINJA_NONE) return 0;
     json->indents = true;
     if (jinja_is_str(v)) {
         json->indent = *v;
@@ -587,7 +587,7 @@ static int json_indent(struct jinja_run *run, const struct jinja_value *v,
 
 static int json_separators(struct jinja_run *run, const struct jinja_value *v,
                            struct jinja_json *json) {
-    if (!is_given(v) || v->kind == JINJA_NONE) {
+    if (!filters_is_given(v) || v->kind == JINJA_NONE) {
         int rc = jinja_str_c(run, json->indents ? "," : ", ", &json->item_separator);
         return rc ? rc : jinja_str_c(run, ": ", &json->key_separator);
     }

@@ -49,7 +49,7 @@ static int check_number(struct jinja_run *run, int64_t value, int64_t max, int *
 }
 
 /* Digits at s[*at]; false when there are none. Too many saturate, check_number refuses them. */
-static bool read_number(const char *s, size_t size, size_t *at, int64_t *out) {
+static bool format_read_number(const char *s, size_t size, size_t *at, int64_t *out) {
     size_t begin = *at;
     *out = 0;
     for (; *at < size && s[*at] >= '0' && s[*at] <= '9'; (*at)++)
@@ -130,7 +130,7 @@ static void group_digits(char *digits, char separator) {
 }
 
 /* sign + prefix + digits with zeros or fill between or around them. */
-static int add_number(struct jinja_run *run, struct jinja_text *text, const char *prefix,
+static int format_add_number(struct jinja_run *run, struct jinja_text *text, const char *prefix,
                       const char *digits, const struct spec *spec) {
     int rc = 0;
     int64_t size = (int64_t)(strlen(prefix) + strlen(digits));
@@ -172,7 +172,7 @@ static int add_integer(struct jinja_run *run, struct jinja_text *text, int64_t v
              : spec->sign == ' ' ? " "
                                  : "");
     if (spec->alternate && base != 10) strncat(prefix, (char[]){'0', spec->type, 0}, 3);
-    return add_number(run, text, prefix, digits, spec);
+    return format_add_number(run, text, prefix, digits, spec);
 }
 
 static int add_real(struct jinja_run *run, struct jinja_text *text, double value,
@@ -181,7 +181,7 @@ static int add_real(struct jinja_run *run, struct jinja_text *text, double value
     real_digits(value, spec, digits);
     if (spec->group) group_digits(digits, spec->group);
     bool minus = signbit(value) && !isnan(value);
-    return add_number(run, text,
+    return format_add_number(run, text,
                       minus               ? "-"
                       : spec->sign == '+' ? "+"
                       : spec->sign == ' ' ? " "
@@ -267,7 +267,7 @@ static int percent_size(struct jinja_run *run, struct percent *p, const char *s,
         n = jinja_int_of(&v);
         if (n < 0 && minus) *minus = true;
         if (n < 0) n = minus && n > -WIDTH_MAX ? -n : 0;
-    } else if (!read_number(s, size, at, &n)) {
+    } else if (!format_read_number(s, size, at, &n)) {
         return 0;
     }
     return check_number(run, n, max, out);
@@ -409,11 +409,11 @@ static int brace_spec(struct jinja_run *run, const struct jinja_value *source, s
     if (at < size && s[at] == '#') spec->alternate = s[at++];
     if (at < size && s[at] == '0') spec->zero = s[at++];
     int rc = 0;
-    if (read_number(s, size, &at, &n)) rc = check_number(run, n, WIDTH_MAX, &spec->width);
+    if (format_read_number(s, size, &at, &n)) rc = check_number(run, n, WIDTH_MAX, &spec->width);
     if (at < size && (s[at] == ',' || s[at] == '_')) spec->group = s[at++];
     if (!rc && at < size && s[at] == '.') {
         at++;
-        if (!read_number(s, size, &at, &n))
+        if (!format_read_number(s, size, &at, &n))
             return jinja_fail(run, ERR_INVALID, "Format specifier missing precision");
         rc = check_number(run, n, PRECISION_MAX, &spec->precision);
     }
@@ -451,7 +451,7 @@ static int brace_argument(struct jinja_run *run, struct braces *b, const struct 
     const char *s = jinja_str_data(name);
     size_t at = 0;
     int64_t index = b->automatic;
-    if (!name->size || (read_number(s, name->size, &at, &index) && at == name->size)) {
+    if (!name->size || (format_read_number(s, name->size, &at, &index) && at == name->size)) {
         if (!name->size) b->automatic++;
         if (index >= b->args->count)
             return jinja_fail(
@@ -486,7 +486,7 @@ static int brace_lookup(struct jinja_run *run, struct braces *b, const struct ji
         size_t digits = 0;
         int64_t index;
         key = part;
-        if (item && read_number(jinja_str_data(&part), part.size, &digits, &index) &&
+        if (item && format_read_number(jinja_str_data(&part), part.size, &digits, &index) &&
             digits == part.size)
             key = jinja_int(index);
         struct jinja_value object = *out;

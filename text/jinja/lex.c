@@ -87,7 +87,7 @@ int jinja_compile_memory(const struct arena *arena, struct fault *fault) {
     return fault_set(fault, ERR_NOMEM, "chat template", "%s", err_text(ERR_NOMEM));
 }
 
-static int no_memory(struct lexer *lexer) {
+static int lex_no_memory(struct lexer *lexer) {
     return jinja_compile_memory(lexer->arena, lexer->fault);
 }
 
@@ -98,7 +98,7 @@ static int push(struct lexer *lexer, struct jinja_token token) {
     if (lexer->count == lexer->capacity) {
         uint32_t capacity = lexer->capacity * 2 + 64;
         struct jinja_token *items = arena_alloc(lexer->arena, capacity, sizeof *items);
-        if (!items) return no_memory(lexer);
+        if (!items) return lex_no_memory(lexer);
         if (lexer->count) memcpy(items, lexer->items, lexer->count * sizeof *items);
         lexer->items = items;
         lexer->capacity = capacity;
@@ -130,7 +130,7 @@ static void advance(struct lexer *lexer, uint32_t to) {
     lexer->at = to;
 }
 
-static uint32_t skip_space(const struct lexer *lexer, uint32_t at) {
+static uint32_t lex_skip_space(const struct lexer *lexer, uint32_t at) {
     uint32_t length;
     while (at < lexer->size &&
            jinja_is_space(unicode_decode(lexer->s + at, lexer->size - at, &length)))
@@ -150,7 +150,7 @@ static uint32_t strip_space(const struct lexer *lexer, uint32_t begin, uint32_t 
 
 /* After "%}", "#}" or "-%}" ...: the white space that goes with the tag. `at` is behind the tag. */
 static uint32_t after_tag(const struct lexer *lexer, uint32_t at, char sign, bool trims) {
-    if (sign == '-') return skip_space(lexer, at);
+    if (sign == '-') return lex_skip_space(lexer, at);
     if (trims && sign != '+' && at < lexer->size && lexer->s[at] == '\n') return at + 1;
     return at;
 }
@@ -163,7 +163,7 @@ static uint32_t text_end(const struct lexer *lexer, uint32_t begin, uint32_t tag
     uint32_t line = tag;
     while (line > begin && lexer->s[line - 1] != '\n') line--;
     if (line == begin && !lexer->line_starting) return tag;
-    return skip_space(lexer, line) >= tag ? line : tag;
+    return lex_skip_space(lexer, line) >= tag ? line : tag;
 }
 
 static char sign_at(const struct lexer *lexer, uint32_t at) {
@@ -183,9 +183,9 @@ static int lex_comment(struct lexer *lexer) {
 /* `at` behind "{%": does the tag say `word` and close? Then *end is behind it. */
 static bool is_word_tag(const struct lexer *lexer, uint32_t at, const char *word, bool trims,
                         uint32_t *end) {
-    at = skip_space(lexer, at + (sign_at(lexer, at) ? 1 : 0));
+    at = lex_skip_space(lexer, at + (sign_at(lexer, at) ? 1 : 0));
     if (!looking_at(lexer, at, word)) return false;
-    at = skip_space(lexer, at + (uint32_t)strlen(word));
+    at = lex_skip_space(lexer, at + (uint32_t)strlen(word));
     char sign = sign_at(lexer, at);
     if (sign == '+' && !trims) return false;
     at += sign ? 1 : 0;
@@ -226,7 +226,7 @@ static int lex_name(struct lexer *lexer) {
     return rc;
 }
 
-static int hex_value(char c) {
+static int lex_hex_value(char c) {
     if (c >= '0' && c <= '9') return c - '0';
     c |= 32;
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : 99;
@@ -236,7 +236,7 @@ static int hex_value(char c) {
 static uint32_t scan_digits(const struct lexer *lexer, uint32_t at, int base) {
     uint32_t end = at;
     while (at < lexer->size) {
-        if (hex_value(lexer->s[at]) < base)
+        if (lex_hex_value(lexer->s[at]) < base)
             end = ++at;
         else if (lexer->s[at] == '_' && at == end)
             at++;
@@ -270,7 +270,7 @@ static int big_number(struct lexer *lexer, const char *digits, uint32_t size,
                       struct jinja_value *out) {
     *out = (struct jinja_value){.kind = JINJA_BIG, .size = size};
     out->text = jinja_constant_text(lexer->arena, digits, size);
-    return out->text ? 0 : no_memory(lexer);
+    return out->text ? 0 : lex_no_memory(lexer);
 }
 
 static int int_value(struct lexer *lexer, const char *digits, uint32_t size, int base,
@@ -278,7 +278,7 @@ static int int_value(struct lexer *lexer, const char *digits, uint32_t size, int
     int64_t value = 0;
     for (uint32_t i = base == 10 ? 0 : 2; i < size; i++) {
         if (__builtin_mul_overflow(value, (int64_t)base, &value) ||
-            __builtin_add_overflow(value, (int64_t)hex_value(digits[i]), &value)) {
+            __builtin_add_overflow(value, (int64_t)lex_hex_value(digits[i]), &value)) {
             if (base == 10) return big_number(lexer, digits, size, out);
             return MALFORMED(lexer, "the integer is beyond 64 bits", lexer->line);
         }
@@ -292,7 +292,7 @@ static int number_base(const struct lexer *lexer) {
     if (lexer->size - lexer->at < 3 || s[0] != '0') return 10;
     int base = (s[1] | 32) == 'x' ? 16 : (s[1] | 32) == 'o' ? 8 : (s[1] | 32) == 'b' ? 2 : 10;
     uint32_t first = lexer->at + 2 + (s[2] == '_' ? 1u : 0u);
-    return first < lexer->size && hex_value(lexer->s[first]) < base ? base : 10;
+    return first < lexer->size && lex_hex_value(lexer->s[first]) < base ? base : 10;
 }
 
 static int lex_number(struct lexer *lexer) {
@@ -307,7 +307,7 @@ static int lex_number(struct lexer *lexer) {
         end = whole = scan_digits(lexer, lexer->at, 10);
         bool after_dot = lexer->at > 0 && lexer->s[lexer->at - 1] == '.'; /* x.0.1: two indices */
         if (!after_dot) {
-            if (end + 1 < lexer->size && lexer->s[end] == '.' && hex_value(lexer->s[end + 1]) < 10)
+            if (end + 1 < lexer->size && lexer->s[end] == '.' && lex_hex_value(lexer->s[end + 1]) < 10)
                 end = scan_digits(lexer, end + 1, 10);
             end = scan_exponent(lexer, end);
         }
@@ -317,7 +317,7 @@ static int lex_number(struct lexer *lexer) {
         while (!real && lexer->s[end - 1] == '_') end--;
     }
     char *digits = plain_digits(lexer, lexer->at, end, &size);
-    if (!digits) return no_memory(lexer);
+    if (!digits) return lex_no_memory(lexer);
     int rc = 0;
     if (real)
         token.number = jinja_float(strtod(digits, NULL));
@@ -329,11 +329,11 @@ static int lex_number(struct lexer *lexer) {
 }
 
 /* \x \u \U: `digits` hex digits at s[*at]. */
-static int hex_escape(struct lexer *lexer, const char *s, uint32_t size, uint32_t *at, int digits,
+static int lex_hex_escape(struct lexer *lexer, const char *s, uint32_t size, uint32_t *at, int digits,
                       char **out) {
     uint32_t code = 0;
     for (int i = 0; i < digits; i++, (*at)++) {
-        int value = *at < size ? hex_value(s[*at]) : 99;
+        int value = *at < size ? lex_hex_value(s[*at]) : 99;
         if (value > 15) return MALFORMED(lexer, "an escape has too few digits", lexer->line);
         code = code << 4 | (uint32_t)value;
     }
@@ -356,9 +356,9 @@ static int unescape_one(struct lexer *lexer, const char *s, uint32_t size, uint3
     static const char from[] = "\\'\"abfnrtv", to[] = "\\'\"\a\b\f\n\r\t\v";
     char c = s[(*at)++];
     if (c == '\n') return 0;
-    if (c == 'x') return hex_escape(lexer, s, size, at, 2, out);
-    if (c == 'u') return hex_escape(lexer, s, size, at, 4, out);
-    if (c == 'U') return hex_escape(lexer, s, size, at, 8, out);
+    if (c == 'x') return lex_hex_escape(lexer, s, size, at, 2, out);
+    if (c == 'u') return lex_hex_escape(lexer, s, size, at, 4, out);
+    if (c == 'U') return lex_hex_escape(lexer, s, size, at, 8, out);
     if (c == 'N') return MALFORMED(lexer, "\\N escapes are not supported", lexer->line);
     if (c >= '0' && c <= '7') {
         (*at)--;
@@ -377,7 +377,7 @@ static int lex_string(struct lexer *lexer) {
     while (end < lexer->size && lexer->s[end] != quote) end += lexer->s[end] == '\\' ? 2 : 1;
     if (end >= lexer->size) return MALFORMED(lexer, "a string has no end", lexer->line);
     char *text = arena_alloc(lexer->arena, end - begin + 1, 1), *out = text;
-    if (!text) return no_memory(lexer);
+    if (!text) return lex_no_memory(lexer);
     for (uint32_t at = begin; at < end;) {
         if (lexer->s[at] != '\\') {
             *out++ = lexer->s[at++];
@@ -453,7 +453,7 @@ static bool tag_ends(struct lexer *lexer, bool is_variable, uint32_t *end) {
 static int lex_tag(struct lexer *lexer, bool is_variable) {
     int rc = push_kind(lexer, is_variable ? JINJA_TOKEN_VARIABLE_BEGIN : JINJA_TOKEN_BLOCK_BEGIN);
     while (!rc) {
-        advance(lexer, skip_space(lexer, lexer->at));
+        advance(lexer, lex_skip_space(lexer, lexer->at));
         if (lexer->at >= lexer->size) return 0; /* the parser finds the end of the template */
         uint32_t end;
         if (tag_ends(lexer, is_variable, &end)) {
@@ -493,9 +493,9 @@ static int lex_step(struct lexer *lexer) {
 }
 
 /* \r\n and \r become \n; one newline at the end goes. */
-static int normalize(struct lexer *lexer, const char *source, size_t size) {
+static int lex_normalize(struct lexer *lexer, const char *source, size_t size) {
     char *s = arena_alloc(lexer->arena, size + 1, 1);
-    if (!s) return no_memory(lexer);
+    if (!s) return lex_no_memory(lexer);
     uint32_t n = 0;
     for (size_t i = 0; i < size; i++) {
         if (source[i] == '\r' && i + 1 < size && source[i + 1] == '\n') continue;
@@ -510,7 +510,7 @@ static int normalize(struct lexer *lexer, const char *source, size_t size) {
 int jinja_lex(const char *source, size_t size, struct arena *arena, struct jinja_tokens *out,
               struct fault *fault) {
     struct lexer lexer = {.line = 1, .line_starting = true, .arena = arena, .fault = fault};
-    int rc = normalize(&lexer, source, size);
+    int rc = lex_normalize(&lexer, source, size);
     while (!rc && lexer.at < lexer.size) rc = lex_step(&lexer);
     if (!rc) rc = push_kind(&lexer, JINJA_TOKEN_EOF);
     *out = (struct jinja_tokens){lexer.items, lexer.count};

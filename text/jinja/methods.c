@@ -40,7 +40,7 @@ CASE_METHOD(swapcase, JINJA_SWAPCASE)
 
 /* Strip */
 
-static int strip(struct jinja_run *run, const char *name, const struct jinja_value *self,
+static int methods_strip(struct jinja_run *run, const char *name, const struct jinja_value *self,
                  const struct jinja_args *args, bool left, bool right, struct jinja_value *out) {
     static const char *const names[] = {"chars"};
     struct jinja_value chars;
@@ -52,23 +52,23 @@ static int strip(struct jinja_run *run, const char *name, const struct jinja_val
 }
 
 METHOD(strip) {
-    return strip(run, "strip", self, args, true, true, out);
+    return methods_strip(run, "strip", self, args, true, true, out);
 }
 
 METHOD(lstrip) {
-    return strip(run, "lstrip", self, args, true, false, out);
+    return methods_strip(run, "lstrip", self, args, true, false, out);
 }
 
 METHOD(rstrip) {
-    return strip(run, "rstrip", self, args, false, true, out);
+    return methods_strip(run, "rstrip", self, args, false, true, out);
 }
 
-static bool begins_with(const struct jinja_value *s, const struct jinja_value *part) {
+static bool methods_begins_with(const struct jinja_value *s, const struct jinja_value *part) {
     return part->size <= s->size &&
            (!part->size || memcmp(jinja_str_data(s), jinja_str_data(part), part->size) == 0);
 }
 
-static bool ends_with(const struct jinja_value *s, const struct jinja_value *part) {
+static bool methods_ends_with(const struct jinja_value *s, const struct jinja_value *part) {
     return part->size <= s->size && (!part->size || memcmp(jinja_str_data(s) + s->size - part->size,
                                                            jinja_str_data(part), part->size) == 0);
 }
@@ -79,7 +79,7 @@ METHOD(removeprefix) {
     int rc = jinja_bind(run, "removeprefix", args, names, 1, 1, &prefix);
     if (!rc) rc = want_str(run, "removeprefix", &prefix);
     if (rc) return rc;
-    *out = jinja_str_view(self, begins_with(self, &prefix) ? prefix.size : 0, self->size);
+    *out = jinja_str_view(self, methods_begins_with(self, &prefix) ? prefix.size : 0, self->size);
     return jinja_charge_bytes(run, prefix.size);
 }
 
@@ -89,7 +89,7 @@ METHOD(removesuffix) {
     int rc = jinja_bind(run, "removesuffix", args, names, 1, 1, &suffix);
     if (!rc) rc = want_str(run, "removesuffix", &suffix);
     if (rc) return rc;
-    *out = jinja_str_view(self, 0, self->size - (ends_with(self, &suffix) ? suffix.size : 0));
+    *out = jinja_str_view(self, 0, self->size - (methods_ends_with(self, &suffix) ? suffix.size : 0));
     return jinja_charge_bytes(run, suffix.size);
 }
 
@@ -130,7 +130,7 @@ static int affix(struct jinja_run *run, const char *name, const struct jinja_val
                               "%s first arg must be str or a tuple of str, not %s", name,
                               jinja_type_name(one));
         struct jinja_value seen = jinja_str_view(self, from > to ? 0 : from, from > to ? 0 : to);
-        found = from <= to && (at_end ? ends_with(&seen, one) : begins_with(&seen, one));
+        found = from <= to && (at_end ? methods_ends_with(&seen, one) : methods_begins_with(&seen, one));
         rc = jinja_charge_bytes(run, one->size + 64ul);
     }
     *out = jinja_bool(found);
@@ -145,7 +145,7 @@ METHOD(endswith) {
     return affix(run, "endswith", self, args, true, out);
 }
 
-static int search(struct jinja_run *run, const char *name, const struct jinja_value *self,
+static int methods_search(struct jinja_run *run, const char *name, const struct jinja_value *self,
                   const struct jinja_args *args, bool last, bool raises, struct jinja_value *out) {
     struct jinja_value needle;
     uint32_t from, to;
@@ -164,19 +164,19 @@ static int search(struct jinja_run *run, const char *name, const struct jinja_va
 }
 
 METHOD(find) {
-    return search(run, "find", self, args, false, false, out);
+    return methods_search(run, "find", self, args, false, false, out);
 }
 
 METHOD(rfind) {
-    return search(run, "rfind", self, args, true, false, out);
+    return methods_search(run, "rfind", self, args, true, false, out);
 }
 
 METHOD(index) {
-    return search(run, "index", self, args, false, true, out);
+    return methods_search(run, "index", self, args, false, true, out);
 }
 
 METHOD(rindex) {
-    return search(run, "rindex", self, args, true, true, out);
+    return methods_search(run, "rindex", self, args, true, true, out);
 }
 
 METHOD(count) {
@@ -297,7 +297,7 @@ static int split_by_from_right(struct jinja_run *run, const struct jinja_value *
     return rc;
 }
 
-static int split(struct jinja_run *run, const char *name, const struct jinja_value *self,
+static int methods_split(struct jinja_run *run, const char *name, const struct jinja_value *self,
                  const struct jinja_args *args, bool right, struct jinja_value *out) {
     static const char *const names[] = {"sep", "maxsplit"};
     struct jinja_value v[2], list;
@@ -323,11 +323,11 @@ static int split(struct jinja_run *run, const char *name, const struct jinja_val
 }
 
 METHOD(split) {
-    return split(run, "split", self, args, false, out);
+    return methods_split(run, "split", self, args, false, out);
 }
 
 METHOD(rsplit) {
-    return split(run, "rsplit", self, args, true, out);
+    return methods_split(run, "rsplit", self, args, true, out);
 }
 
 METHOD(splitlines) {

@@ -86,7 +86,7 @@ static int add_lists(struct jinja_run *run, const struct jinja_value *a,
     return rc;
 }
 
-static int repeat(struct jinja_run *run, const struct jinja_value *v, int64_t count,
+static int ops_repeat(struct jinja_run *run, const struct jinja_value *v, int64_t count,
                   struct jinja_value *out) {
     if (v->kind == JINJA_STR) return jinja_str_repeat(run, v, count, out);
     const struct jinja_list *list = v->list;
@@ -109,8 +109,8 @@ static bool is_sequence(const struct jinja_value *v) {
 static int binary_sequences(struct jinja_run *run, enum jinja_op op, const struct jinja_value *a,
                             const struct jinja_value *b, struct jinja_value *out) {
     if (op == JINJA_OP_MUL) {
-        if (is_sequence(a) && jinja_is_int(b)) return repeat(run, a, jinja_int_of(b), out);
-        if (is_sequence(b) && jinja_is_int(a)) return repeat(run, b, jinja_int_of(a), out);
+        if (is_sequence(a) && jinja_is_int(b)) return ops_repeat(run, a, jinja_int_of(b), out);
+        if (is_sequence(b) && jinja_is_int(a)) return ops_repeat(run, b, jinja_int_of(a), out);
         return jinja_fail(run, ERR_INVALID, "can't multiply sequence by non-int of type '%s'",
                           jinja_type_name(is_sequence(a) ? b : a));
     }
@@ -428,7 +428,7 @@ int jinja_attribute(struct jinja_run *run, const struct jinja_value *object,
 }
 
 /* *out MISSING when there is no such item. */
-static int find_item(struct jinja_run *run, const struct jinja_value *object,
+static int ops_find_item(struct jinja_run *run, const struct jinja_value *object,
                      const struct jinja_value *key, struct jinja_value *out) {
     *out = (struct jinja_value){.kind = JINJA_MISSING};
     if (object->kind == JINJA_DICT) {
@@ -459,7 +459,7 @@ int jinja_getattr(struct jinja_run *run, const struct jinja_value *object,
     struct jinja_value source = *object, found; /* `out` may be `object` */
     if (source.kind == JINJA_UNDEFINED) return jinja_fail_undefined(run, &source);
     int rc = jinja_attribute(run, &source, name, &found);
-    if (!rc && found.kind == JINJA_MISSING) rc = find_item(run, &source, name, &found);
+    if (!rc && found.kind == JINJA_MISSING) rc = ops_find_item(run, &source, name, &found);
     if (!rc && found.kind == JINJA_MISSING) set_undefined(&source, name, &found);
     if (!rc) *out = found;
     return rc;
@@ -469,7 +469,7 @@ int jinja_getitem(struct jinja_run *run, const struct jinja_value *object,
                   const struct jinja_value *key, struct jinja_value *out) {
     struct jinja_value source = *object, found;
     if (source.kind == JINJA_UNDEFINED) return jinja_fail_undefined(run, &source);
-    int rc = find_item(run, &source, key, &found);
+    int rc = ops_find_item(run, &source, key, &found);
     if (!rc && found.kind == JINJA_MISSING && jinja_is_str(key))
         rc = jinja_attribute(run, &source, key, &found);
     if (!rc && found.kind == JINJA_MISSING) {

@@ -10,7 +10,7 @@
     static int filter_##name(struct jinja_run *run, const struct jinja_value *self,                \
                              const struct jinja_args *args, struct jinja_value *out)
 
-static bool is_given(const struct jinja_value *v) {
+static bool sequence_is_given(const struct jinja_value *v) {
     return v->kind != JINJA_MISSING;
 }
 
@@ -31,7 +31,7 @@ static int comes_before(const struct sorter *s, uint32_t b, uint32_t a, bool *ou
     return rc;
 }
 
-static int merge(const struct sorter *s, const uint32_t *from, uint32_t *to, uint32_t low,
+static int sequence_merge(const struct sorter *s, const uint32_t *from, uint32_t *to, uint32_t low,
                  uint32_t middle, uint32_t high) {
     uint32_t a = low, b = middle;
     for (uint32_t i = low; i < high; i++) {
@@ -52,7 +52,7 @@ static int sort_positions(const struct sorter *s, uint32_t *order, uint32_t *spa
         for (uint32_t low = 0; low < count; low += 2 * width) {
             uint32_t middle = count - low < width ? count : low + width;
             uint32_t high = count - low < 2 * width ? count : low + 2 * width;
-            int rc = merge(s, order, spare, low, middle, high);
+            int rc = sequence_merge(s, order, spare, low, middle, high);
             if (rc) return rc;
         }
         uint32_t *swap = order;
@@ -84,7 +84,7 @@ int jinja_sort(struct jinja_run *run, struct jinja_list *items, struct jinja_lis
 }
 
 /* Strings in lower case unless case matters. */
-static int fold(struct jinja_run *run, struct jinja_value *key, bool case_sensitive) {
+static int sequence_fold(struct jinja_run *run, struct jinja_value *key, bool case_sensitive) {
     if (case_sensitive || !jinja_is_str(key)) return 0;
     return jinja_change_case(run, key, JINJA_LOWER, key);
 }
@@ -109,7 +109,7 @@ static int sort_key(struct jinja_run *run, const struct jinja_value *item,
             at = end + 1;
         }
         rc = jinja_path(run, item, &path, &key);
-        if (!rc) rc = fold(run, &key, case_sensitive);
+        if (!rc) rc = sequence_fold(run, &key, case_sensitive);
         if (!rc) rc = jinja_list_add(run, out->list, &key);
     }
     return rc;
@@ -147,7 +147,7 @@ FILTER(dictsort) {
     int rc = jinja_bind(run, "dictsort", args, names, 3, 0, v);
     if (rc) return rc;
     bool by_value = jinja_str_is(&v[1], "value");
-    if (is_given(&v[1]) && !by_value && !jinja_str_is(&v[1], "key"))
+    if (sequence_is_given(&v[1]) && !by_value && !jinja_str_is(&v[1], "key"))
         return jinja_fail(run, ERR_INVALID, "You can only sort by either \"key\" or \"value\"");
     if (self->kind == JINJA_UNDEFINED) return jinja_fail_undefined(run, self);
     if (self->kind != JINJA_DICT)
@@ -157,7 +157,7 @@ FILTER(dictsort) {
     if (!rc) rc = jinja_list_open(run, JINJA_LIST, items.list->count, &keys);
     for (uint32_t i = 0; !rc && i < items.list->count; i++) {
         struct jinja_value key = items.list->items[i].list->items[by_value ? 1 : 0];
-        rc = fold(run, &key, jinja_truth(&v[0]));
+        rc = sequence_fold(run, &key, jinja_truth(&v[0]));
         if (!rc) rc = jinja_list_add(run, keys.list, &key);
     }
     if (!rc) rc = jinja_sort(run, items.list, keys.list, jinja_truth(&v[2]));
@@ -263,7 +263,7 @@ static int map_path(struct jinja_run *run, const struct jinja_list *list,
     int rc = jinja_list_open(run, kind, list->count, &mapped);
     for (uint32_t i = 0; i < list->count && !rc; i++) {
         rc = jinja_path(run, &list->items[i], path, &item);
-        if (!rc && item.kind == JINJA_UNDEFINED && is_given(fallback) &&
+        if (!rc && item.kind == JINJA_UNDEFINED && sequence_is_given(fallback) &&
             fallback->kind != JINJA_NONE)
             item = *fallback;
         if (!rc) rc = jinja_list_add(run, mapped.list, &item);
@@ -278,9 +278,9 @@ FILTER(join) {
     struct jinja_list *list;
     int rc = jinja_bind(run, "join", args, names, 2, 0, v);
     if (!rc) rc = jinja_iterate(run, self, &list);
-    if (!rc && is_given(&v[0])) rc = jinja_to_str(run, &v[0], &separator);
+    if (!rc && sequence_is_given(&v[0])) rc = jinja_to_str(run, &v[0], &separator);
     if (rc) return rc;
-    if (is_given(&v[1]) && v[1].kind != JINJA_NONE) {
+    if (sequence_is_given(&v[1]) && v[1].kind != JINJA_NONE) {
         const struct jinja_value none = {.kind = JINJA_MISSING};
         rc = map_path(run, list, &v[1], &none, JINJA_LIST, &mapped);
         if (rc) return rc;
@@ -295,7 +295,7 @@ FILTER(default) {
     int rc = jinja_bind(run, "default", args, names, 2, 0, v);
     if (rc) return rc;
     bool replaces = self->kind == JINJA_UNDEFINED || (jinja_truth(&v[1]) && !jinja_truth(self));
-    *out = !replaces ? *self : is_given(&v[0]) ? v[0] : jinja_str_empty();
+    *out = !replaces ? *self : sequence_is_given(&v[0]) ? v[0] : jinja_str_empty();
     return 0;
 }
 
@@ -368,7 +368,7 @@ FILTER(map) {
     if (args->count) return map_filter(run, list, args, out);
     struct jinja_value v[2];
     rc = jinja_bind(run, "map", args, names, 2, 0, v);
-    if (!rc && !is_given(&v[0]))
+    if (!rc && !sequence_is_given(&v[0]))
         rc = jinja_fail(run, ERR_INVALID, "map requires a filter argument");
     return rc ? rc : map_path(run, list, &v[0], &v[1], JINJA_GENERATOR, out);
 }
@@ -434,7 +434,7 @@ static int extreme(struct jinja_run *run, const char *name, bool largest,
         return jinja_undefined_hint(run, "No aggregated item, sequence was empty.", out);
     for (uint32_t i = 0; i < list->count && !rc; i++) {
         rc = jinja_path(run, &list->items[i], &v[1], &key);
-        if (!rc) rc = fold(run, &key, jinja_truth(&v[0]));
+        if (!rc) rc = sequence_fold(run, &key, jinja_truth(&v[0]));
         if (!rc && i) rc = jinja_order(run, largest ? ">" : "<", &key, &best_key, &order);
         if (rc || (i && order != (largest ? 1 : -1))) continue;
         best_key = key;
@@ -458,7 +458,7 @@ FILTER(sum) {
     int rc = jinja_bind(run, "sum", args, names, 2, 0, v);
     if (!rc) rc = jinja_iterate(run, self, &list);
     if (rc) return rc;
-    struct jinja_value sum = is_given(&v[1]) ? v[1] : jinja_int(0);
+    struct jinja_value sum = sequence_is_given(&v[1]) ? v[1] : jinja_int(0);
     if (jinja_is_str(&sum))
         return jinja_fail(run, ERR_INVALID, "sum() can't sum strings [use ''.join(seq) instead]");
     for (uint32_t i = 0; i < list->count && !rc; i++) {
@@ -479,7 +479,7 @@ FILTER(unique) {
     if (!rc) rc = jinja_list_open(run, JINJA_GENERATOR, 0, &picked);
     for (uint32_t i = 0; !rc && i < list->count; i++) {
         rc = jinja_path(run, &list->items[i], &v[1], &key);
-        if (!rc) rc = fold(run, &key, jinja_truth(&v[0]));
+        if (!rc) rc = sequence_fold(run, &key, jinja_truth(&v[0]));
         uint32_t before = seen.dict->count;
         if (!rc) rc = jinja_dict_set(run, seen.dict, &key, &key);
         if (!rc && seen.dict->count > before)

@@ -10,7 +10,7 @@
     static int test_##name(struct jinja_run *run, const struct jinja_value *self,                  \
                            const struct jinja_args *args, struct jinja_value *out)
 
-static int bind_one(struct jinja_run *run, const char *name, const struct jinja_args *args,
+static int tests_bind_one(struct jinja_run *run, const char *name, const struct jinja_args *args,
                     struct jinja_value *value) {
     static const char *const names[] = {"other"};
     return jinja_bind(run, name, args, names, 1, 1, value);
@@ -113,7 +113,7 @@ TEST(upper) {
 
 TEST(sameas) {
     struct jinja_value other;
-    int rc = bind_one(run, "sameas", args, &other);
+    int rc = tests_bind_one(run, "sameas", args, &other);
     if (!rc) *out = jinja_bool(jinja_same(self, &other));
     return rc;
 }
@@ -123,7 +123,7 @@ static int compare_test(struct jinja_run *run, const char *name, enum jinja_op o
                         struct jinja_value *out) {
     struct jinja_value other;
     bool holds = false;
-    int rc = bind_one(run, name, args, &other);
+    int rc = tests_bind_one(run, name, args, &other);
     if (!rc) rc = jinja_compare(run, op, self, &other, &holds);
     *out = jinja_bool(holds);
     return rc;

@@ -30,7 +30,7 @@ int jinja_text_open(struct jinja_run *run, size_t capacity, struct jinja_text **
     return 0;
 }
 
-static int reserve(struct jinja_run *run, struct jinja_text *text, size_t size) {
+static int text_reserve(struct jinja_run *run, struct jinja_text *text, size_t size) {
     size_t needed = (size_t)text->used + size;
     if (needed <= text->capacity) return 0;
     int rc = check_size(run, needed);
@@ -70,10 +70,10 @@ static bool all_ascii(const char *data, size_t size) {
     return true;
 }
 
-static int add_bytes(struct jinja_run *run, struct jinja_text *text, const char *data,
+static int text_add_bytes(struct jinja_run *run, struct jinja_text *text, const char *data,
                      size_t size) {
     int rc = jinja_charge_bytes(run, size);
-    if (!rc) rc = reserve(run, text, size);
+    if (!rc) rc = text_reserve(run, text, size);
     if (rc) return rc;
     if (text->ascii) text->ascii = all_ascii(data, size);
     memcpy(text->data + text->used, data, size);
@@ -85,7 +85,7 @@ int jinja_text_add(struct jinja_run *run, struct jinja_text *text, const char *d
                    bool marked) {
     if (!size) return 0;
     uint32_t begin = text->used;
-    int rc = add_bytes(run, text, data, size);
+    int rc = text_add_bytes(run, text, data, size);
     if (rc || !marked) return rc;
     return add_mark(run, text, begin, text->used);
 }
@@ -117,7 +117,7 @@ int jinja_text_add_str(struct jinja_run *run, struct jinja_text *text,
                        const struct jinja_value *s) {
     if (!s->size) return 0;
     uint32_t base = text->used, end = s->begin + s->size;
-    int rc = add_bytes(run, text, jinja_str_data(s), s->size);
+    int rc = text_add_bytes(run, text, jinja_str_data(s), s->size);
     if (rc || !s->text->mark_count) return rc;
     /* By index: `s` may be a view of `text`, whose marks move when they grow. */
     for (uint32_t i = find_mark(s->text, s->begin);
@@ -137,7 +137,7 @@ int jinja_text_pad(struct jinja_run *run, struct jinja_text *text, const struct 
                    int64_t count) {
     if (count <= 0 || !fill->size) return 0;
     if (count > (int64_t)JINJA_TEXT_MAX) return check_size(run, (size_t)count);
-    int rc = reserve(run, text, fill->size * (size_t)count);
+    int rc = text_reserve(run, text, fill->size * (size_t)count);
     for (int64_t i = 0; i < count && !rc; i++) rc = jinja_text_add_str(run, text, fill);
     return rc;
 }

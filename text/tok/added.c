@@ -150,7 +150,7 @@ static uint32_t char_after(const struct tok_text *text, size_t at, size_t *end) 
 }
 
 /* \w of UTS 18: alphabetic, mark, decimal digit, connector, joiner. */
-static bool is_word(uint32_t c) {
+static bool added_is_word(uint32_t c) {
     enum unicode_category category = unicode_category(c);
     return category == UNICODE_ND || category == UNICODE_PC || unicode_is_mark(c) || c == 0x200C ||
            c == 0x200D || unicode_has(unicode_alphabetic, c);
@@ -158,8 +158,8 @@ static bool is_word(uint32_t c) {
 
 static bool stands_alone(const struct tok_text *text, size_t begin, size_t end) {
     size_t unused;
-    return (begin == 0 || !is_word(char_before(text, begin, &unused))) &&
-           (end == text->size || !is_word(char_after(text, end, &unused)));
+    return (begin == 0 || !added_is_word(char_before(text, begin, &unused))) &&
+           (end == text->size || !added_is_word(char_after(text, end, &unused)));
 }
 
 static void swallow_spaces(const struct tok_text *text, const struct tok_added *token, size_t taken,

@@ -90,7 +90,7 @@ static void fill_bytes(const struct tok *tok, struct filler *f, const char *piec
     }
 }
 
-static bool fall_back(const struct tok *tok, struct filler *f, const char *s, size_t size) {
+static bool bpe_fall_back(const struct tok *tok, struct filler *f, const char *s, size_t size) {
     if (!tok->byte_fallback) return false;
     for (size_t i = 0; i < size; i++)
         if (tok->fallback_ids[(unsigned char)s[i]] < 0) return false;
@@ -103,7 +103,7 @@ static void fill_chars(const struct tok *tok, struct filler *f, const char *piec
     for (size_t i = 0, n; i < size; i += n) {
         if (utf8_step(piece + i, size - i, &n) != UTF8_CHAR) continue; /* pieces are valid UTF-8 */
         int32_t id = tok_vocab_find_plain(tok, piece + i, n);
-        if (id < 0 && fall_back(tok, f, piece + i, n)) continue;
+        if (id < 0 && bpe_fall_back(tok, f, piece + i, n)) continue;
         if (id < 0 && tok->unknown < 0) continue;
         if (pending && (id >= 0 || !tok->fuse_unknown)) add_symbol(f, tok->unknown);
         pending = id < 0;

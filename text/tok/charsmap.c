@@ -48,7 +48,7 @@ static uint32_t read_unit(const char *data, size_t index) {
     return p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
 
-static int add_table(struct tok *tok, const char *data, size_t size, struct tok_step *step,
+static int charsmap_add_table(struct tok *tok, const char *data, size_t size, struct tok_step *step,
                      const char *field, struct fault *fault) {
     size_t trie = size < 4 ? SIZE_MAX : read_unit(data, 0);
     if (size < 4 || trie > size - 4 || trie % 4 || trie == 0)
@@ -72,7 +72,7 @@ int tok_charsmap_load(struct tok *tok, const char *text, struct tok_step *step, 
     size = base64_decode(text, size, data);
     int rc = size == SIZE_MAX
                  ? fault_set(fault, ERR_MALFORMED, field, "'precompiled_charsmap' is not base64")
-                 : add_table(tok, data, size, step, field, fault);
+                 : charsmap_add_table(tok, data, size, step, field, fault);
     mem_free(data);
     return rc;
 }
@@ -84,7 +84,7 @@ struct charsmap {
     size_t units, texts_size;
 };
 
-static bool unit_at(const struct charsmap *map, uint32_t at, uint32_t *unit) {
+static bool charsmap_unit_at(const struct charsmap *map, uint32_t at, uint32_t *unit) {
     if (at >= map->units) return false;
     *unit = read_unit(map->trie, at);
     return true;
@@ -96,17 +96,17 @@ static uint32_t offset_of(uint32_t unit) {
 
 /* Finds the value of the shortest key with which `s` begins. Returns false if there is none. Links
  * that are wrong in the file end the search. */
-static bool look_up(const struct charsmap *map, const char *s, size_t size, uint32_t *value) {
+static bool charsmap_look_up(const struct charsmap *map, const char *s, size_t size, uint32_t *value) {
     uint32_t at = 0, unit;
-    if (!unit_at(map, at, &unit)) return false;
+    if (!charsmap_unit_at(map, at, &unit)) return false;
     at ^= offset_of(unit);
     for (size_t i = 0; i < size && s[i]; i++) {
         uint32_t label = (unsigned char)s[i];
         at ^= label;
-        if (!unit_at(map, at, &unit) || (unit & (1u << 31 | 0xFF)) != label) return false;
+        if (!charsmap_unit_at(map, at, &unit) || (unit & (1u << 31 | 0xFF)) != label) return false;
         at ^= offset_of(unit);
         if (!(unit >> 8 & 1)) continue;
-        if (!unit_at(map, at, &unit)) return false;
+        if (!charsmap_unit_at(map, at, &unit)) return false;
         *value = unit & ~(1u << 31);
         return true;
     }
@@ -117,7 +117,7 @@ static bool look_up(const struct charsmap *map, const char *s, size_t size, uint
 static const char *replacement(const struct charsmap *map, const char *s, size_t size,
                                size_t *out_size) {
     uint32_t value;
-    if (!look_up(map, s, size, &value) || value >= map->texts_size) return NULL;
+    if (!charsmap_look_up(map, s, size, &value) || value >= map->texts_size) return NULL;
     const char *text = map->texts + value;
     if (((unsigned char)*text & 0xC0) == 0x80) return NULL; /* within a character */
     *out_size = strnlen(text, map->texts_size - value);

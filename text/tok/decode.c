@@ -13,7 +13,7 @@
 
 /* ---- Loading ---- */
 
-static int refuse(const char *path, struct fault *fault, const char *what) {
+static int decode_refuse(const char *path, struct fault *fault, const char *what) {
     return fault_set(fault, ERR_UNSUPPORTED, path, "%s", what);
 }
 
@@ -24,9 +24,9 @@ static int load_replace(struct tok *tok, const cJSON *node, const char *path, st
     int rc = tok_load_pattern(node, path, &find, &literal, fault);
     if (!rc) rc = json_str(node, path, "content", &content, fault);
     if (rc) return rc;
-    if (!literal || !*find) return refuse(path, fault, "a decoder replaces plain strings only");
+    if (!literal || !*find) return decode_refuse(path, fault, "a decoder replaces plain strings only");
     if (d->fused || d->byte_fallback || d->byte_level)
-        return refuse(path, fault,
+        return decode_refuse(path, fault,
                       "Replace after ByteFallback, ByteLevel or Fuse is not supported");
     if (d->replace_count == TOK_STEPS_MAX)
         return fault_set(fault, ERR_LIMIT, path, "more than %d steps", TOK_STEPS_MAX);
@@ -58,12 +58,12 @@ static int load_strip(struct tok_decoder *d, const cJSON *node, const char *path
     if (rc) return rc;
     if (start == 0 && stop == 0) return 0;
     if (!d->fused || d->strip_size || start != 1 || stop != 0)
-        return refuse(path, fault,
+        return decode_refuse(path, fault,
                       "Strip is supported after Fuse, for one character at the beginning");
     return load_char(node, path, "content", d->strip, &d->strip_size, fault);
 }
 
-static int load_metaspace(struct tok *tok, const cJSON *node, const char *path,
+static int decode_load_metaspace(struct tok *tok, const cJSON *node, const char *path,
                           struct fault *fault) {
     struct tok_decoder *d = &tok->decoder;
     const char *scheme = "always";
@@ -73,7 +73,7 @@ static int load_metaspace(struct tok *tok, const cJSON *node, const char *path,
     if (!rc) rc = json_bool(node, path, "add_prefix_space", &prefix, fault);
     if (rc) return rc;
     if (d->fused || d->byte_fallback || d->byte_level || d->replace_count)
-        return refuse(path, fault, "Metaspace behind other steps is not supported");
+        return decode_refuse(path, fault, "Metaspace behind other steps is not supported");
     struct tok_step *step = &d->replaces[d->replace_count++];
     step->find_size = d->mark_size;
     step->content_size = 1;
@@ -99,7 +99,7 @@ static int load_words_decoder(struct tok *tok, const cJSON *node, const char *pa
     if (!rc) rc = json_bool(node, path, "cleanup", &cleanup, fault);
     if (rc) return rc;
     if (d->fused || d->byte_fallback || d->byte_level || d->replace_count)
-        return refuse(path, fault, "WordPiece behind other steps is not supported");
+        return decode_refuse(path, fault, "WordPiece behind other steps is not supported");
     d->words = true;
     d->prefix_size = (uint32_t)strlen(prefix);
     rc = tok_text_add(tok, prefix, d->prefix_size, &d->prefix, fault);
@@ -116,10 +116,10 @@ static int load_words_decoder(struct tok *tok, const cJSON *node, const char *pa
 int tok_load_decoder(struct tok *tok, const cJSON *node, const char *type, const char *path,
                      struct fault *fault) {
     struct tok_decoder *d = &tok->decoder;
-    if (d->words) return refuse(path, fault, "a step behind WordPiece is not supported");
+    if (d->words) return decode_refuse(path, fault, "a step behind WordPiece is not supported");
     if (strcmp(type, "Replace") == 0) return load_replace(tok, node, path, fault);
     if (strcmp(type, "Strip") == 0) return load_strip(d, node, path, fault);
-    if (strcmp(type, "Metaspace") == 0) return load_metaspace(tok, node, path, fault);
+    if (strcmp(type, "Metaspace") == 0) return decode_load_metaspace(tok, node, path, fault);
     if (strcmp(type, "WordPiece") == 0) return load_words_decoder(tok, node, path, fault);
     if (strcmp(type, "Fuse") == 0) {
         d->fused = true;
@@ -142,7 +142,7 @@ int tok_load_decoder(struct tok *tok, const cJSON *node, const char *type, const
 
 /* Adds text that lies in tok->text already. Steps that make each other's texts longer would
  * otherwise take memory without end. */
-static int copy_text(struct tok *tok, size_t from, size_t size, struct fault *fault) {
+static int decode_copy_text(struct tok *tok, size_t from, size_t size, struct fault *fault) {
     if (tok->text_size + size > tok->decoder.text_most)
         return fault_set(fault, ERR_LIMIT, "decoder",
                          "makes the texts of the vocabulary more than %d times as long",
@@ -166,8 +166,8 @@ static int replace_all(struct tok *tok, const struct tok_step *step, uint32_t *a
             memmem(s + taken, *size - taken, tok->text + step->find, step->find_size);
         size_t end = found ? (size_t)(found - s) : *size;
         if (!found && taken == 0) return 0;
-        rc = copy_text(tok, *at + taken, end - taken, fault);
-        if (!rc && found) rc = copy_text(tok, step->content, step->content_size, fault);
+        rc = decode_copy_text(tok, *at + taken, end - taken, fault);
+        if (!rc && found) rc = decode_copy_text(tok, step->content, step->content_size, fault);
         if (rc) return rc;
         taken = end + (found ? step->find_size : 0);
         if (!found) break;
@@ -221,7 +221,7 @@ static int space_word(struct tok *tok, struct tok_token *token, struct fault *fa
         return 0;
     }
     int rc = tok_text_add(tok, " ", 1, &unused, fault);
-    if (!rc) rc = copy_text(tok, token->name, token->name_size, fault);
+    if (!rc) rc = decode_copy_text(tok, token->name, token->name_size, fault);
     token->bytes = (uint32_t)start;
     token->bytes_size = token->name_size + 1;
     return rc;

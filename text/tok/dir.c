@@ -17,7 +17,7 @@ static const struct json_limits limits = {
 /* ---- vocab.json, merges.txt, tokenizer_config.json ---- */
 
 /* Keys of added_tokens_decoder are ids. */
-static int read_key(const char *key, int32_t *id) {
+static int dir_read_key(const char *key, int32_t *id) {
     char *end;
     long value = strtol(key, &end, 10);
     if (key[0] < '0' || key[0] > '9' || *end || value >= TOK_ID_MAX) return ERR_INVALID;
@@ -25,14 +25,14 @@ static int read_key(const char *key, int32_t *id) {
     return 0;
 }
 
-static int read_entries(const cJSON *decoder, struct tok_entry *entries, struct fault *fault) {
+static int dir_read_entries(const cJSON *decoder, struct tok_entry *entries, struct fault *fault) {
     const cJSON *node;
     size_t i = 0;
     cJSON_ArrayForEach(node, decoder) {
         char path[64];
         int32_t id;
         snprintf(path, sizeof path, "added_tokens_decoder.%.32s", node->string);
-        if (read_key(node->string, &id))
+        if (dir_read_key(node->string, &id))
             return fault_set(fault, ERR_MALFORMED, path, "expected an id below %d", TOK_ID_MAX);
         int rc = tok_load_entry(node, path, id, &entries[i++], fault);
         if (rc) return rc;
@@ -49,7 +49,7 @@ static int load_parts_vocab(struct tok *tok, const cJSON *vocab, const cJSON *co
     size_t count = (size_t)cJSON_GetArraySize(decoder);
     struct tok_entry *entries = mem_try_alloc(count, sizeof *entries);
     if (!entries) return fault_set(fault, ERR_NOMEM, NULL, "not enough memory for the tokenizer");
-    int rc = read_entries(decoder, entries, fault);
+    int rc = dir_read_entries(decoder, entries, fault);
     if (!rc) rc = tok_load_vocab(tok, vocab, entries, count, fault);
     mem_free(entries);
     return rc;

@@ -141,7 +141,7 @@ static size_t run_end(const struct normalizer *n, const char *s, size_t from, si
     return size;
 }
 
-static int normalize(struct normalizer *n, const struct tok_text *in, struct tok_span_map *map) {
+static int forms_normalize(struct normalizer *n, const struct tok_text *in, struct tok_span_map *map) {
     for (size_t at = 0, end; at < in->size; at = end) {
         bool plain = true, changed = false;
         end = ascii_run(in->s, at, in->size);
@@ -166,7 +166,7 @@ int tok_form(struct arena *arena, enum tok_form form, const struct tok_text *in,
     *out = *in;
     if (ascii_run(in->s, 0, in->size) == in->size) return 0;
     if (!tok_span_map_open(&map, arena, in) || !tok_writer_reserve(&writer, in->size + 16) ||
-        normalize(&n, in, &map))
+        forms_normalize(&n, in, &map))
         return ERR_NOMEM;
     if (n.changed) *out = (struct tok_text){writer.data, writer.size, map.out, map.out_count};
     return 0;

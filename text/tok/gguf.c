@@ -128,7 +128,7 @@ static bool names_row(const struct words *row, const struct gguf_string *pre) {
            at[pre->size] == ' ';
 }
 
-static int load_words(struct tok *tok, const struct gguf *gguf, bool *add_bos,
+static int gguf_load_words(struct tok *tok, const struct gguf *gguf, bool *add_bos,
                       struct fault *fault) {
     struct gguf_string pre = {0};
     const struct words *row = NULL;
@@ -252,7 +252,7 @@ static int load_tokens(struct tok *tok, const struct gguf *gguf, const struct ar
 /* ---- Merges ---- */
 
 /* Reads merges "a b"; a may itself begin with a space. */
-static int load_merges(struct tok *tok, const struct arrays *a, struct fault *fault) {
+static int gguf_load_merges(struct tok *tok, const struct arrays *a, struct fault *fault) {
     struct gguf_string pair;
     struct fault inner = {0};
     const char *at = NULL;
@@ -377,7 +377,7 @@ static int load_end(struct tok *tok, const struct gguf *gguf, const char *flag, 
 
 /* Reads the tokens that begin and end texts. If a file of SentencePiece's kind names none, they
  * have SentencePiece's own ids. */
-static int load_ends(struct tok *tok, const struct gguf *gguf, bool pieces, bool add_bos,
+static int gguf_load_ends(struct tok *tok, const struct gguf *gguf, bool pieces, bool add_bos,
                      struct fault *fault) {
     int rc = load_end(tok, gguf, KEY("add_bos_token"), KEY("bos_token_id"), add_bos,
                       pieces ? 1 : -1, tok->template_before, &tok->before_count, fault);
@@ -457,9 +457,9 @@ static int load(struct tok *tok, const struct gguf *gguf, struct fault *fault) {
     }
     if (!rc)
         rc =
-            spaces ? load_spaces(tok, gguf, pieces, fault) : load_words(tok, gguf, &add_bos, fault);
-    if (!rc) rc = pieces ? load_scores(tok, &a, fault) : load_merges(tok, &a, fault);
-    if (!rc) rc = load_ends(tok, gguf, pieces, add_bos, fault);
+            spaces ? load_spaces(tok, gguf, pieces, fault) : gguf_load_words(tok, gguf, &add_bos, fault);
+    if (!rc) rc = pieces ? load_scores(tok, &a, fault) : gguf_load_merges(tok, &a, fault);
+    if (!rc) rc = gguf_load_ends(tok, gguf, pieces, add_bos, fault);
     return rc ? rc : tok_finish(tok, fault);
 }
 

@@ -16,7 +16,7 @@
 static const struct json_limits limits = {
     .bytes = TOK_FILE_MAX, .depth = 64, .nodes = TOK_NODES_MAX, .file = true};
 
-static int no_memory(struct fault *fault) {
+static int load_no_memory(struct fault *fault) {
     return fault_set(fault, ERR_NOMEM, NULL, "not enough memory for the tokenizer");
 }
 
@@ -61,7 +61,7 @@ static int put_scored(struct tok *tok, const cJSON *vocab, struct fault *fault) 
     int32_t id = 0;
     int rc = 0;
     tok->scores = mem_try_alloc((size_t)tok->vocab_size, sizeof *tok->scores);
-    if (!tok->scores) return no_memory(fault);
+    if (!tok->scores) return load_no_memory(fault);
     cJSON_ArrayForEach(entry, vocab) {
         const cJSON *name = cJSON_IsArray(entry) ? entry->child : NULL;
         const cJSON *score = name ? name->next : NULL;
@@ -144,7 +144,7 @@ int tok_load_entry(const cJSON *node, const char *path, int32_t id, struct tok_e
     return json_bool(node, path, "rstrip", &flags->rstrip, fault);
 }
 
-static int read_entries(const cJSON *list, struct tok_entry *entries, struct fault *fault) {
+static int load_read_entries(const cJSON *list, struct tok_entry *entries, struct fault *fault) {
     const cJSON *node;
     size_t i = 0;
     cJSON_ArrayForEach(node, list) {
@@ -283,8 +283,8 @@ static int load_model(struct tok *tok, const cJSON *model, const cJSON *added,
     if (rc) return rc;
     size_t count = added ? (size_t)cJSON_GetArraySize(added) : 0;
     struct tok_entry *entries = mem_try_alloc(count, sizeof *entries);
-    if (!entries) return no_memory(fault);
-    rc = read_entries(added, entries, fault);
+    if (!entries) return load_no_memory(fault);
+    rc = load_read_entries(added, entries, fault);
     if (!rc) rc = tok_load_vocab(tok, json_get(model, "vocab"), entries, count, fault);
     mem_free(entries);
     if (!rc) rc = json_bool(model, "model", "byte_fallback", &tok->byte_fallback, fault);
@@ -344,7 +344,7 @@ static int try_text(const struct tok *tok, struct fault *fault) {
                        "a text of %zu bytes takes more than %zu MiB to encode", sizeof text - 1,
                        TRY_BYTES >> 20);
     else
-        rc = rc == ERR_NOMEM ? no_memory(fault) : 0; /* 0: some other text may have tokens */
+        rc = rc == ERR_NOMEM ? load_no_memory(fault) : 0; /* 0: some other text may have tokens */
     arena_close(&arena);
     return rc;
 }
@@ -353,7 +353,7 @@ int tok_open(const char *data, size_t size, struct tok **out, struct fault *faul
     cJSON *root = NULL;
     *out = NULL;
     struct tok *tok = tok_make();
-    if (!tok) return no_memory(fault);
+    if (!tok) return load_no_memory(fault);
     int rc = json_parse(data, size, &limits, &root, fault);
     if (!rc && !cJSON_IsObject(root))
         rc = fault_set(fault, ERR_MALFORMED, NULL, "tokenizer.json: expected an object");

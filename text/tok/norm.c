@@ -63,7 +63,7 @@ void tok_edit_open(struct tok_edit *edit, struct arena *arena, const struct tok_
 }
 
 /* Writes `s` for the old text up to `end`. */
-static bool put(struct tok_edit *edit, size_t end, const char *s, size_t size, bool changed) {
+static bool norm_put(struct tok_edit *edit, size_t end, const char *s, size_t size, bool changed) {
     size_t at = edit->w.size;
     if (!tok_writer_add(&edit->w, s, size)) return false;
     tok_span_map_add(&edit->map, edit->taken, end, at, size, changed);
@@ -76,15 +76,15 @@ bool tok_edit(struct tok_edit *edit, size_t begin, size_t end, const char *s, si
     if (!edit->w.data && (!tok_span_map_open(&edit->map, edit->w.arena, in) ||
                           !tok_writer_reserve(&edit->w, in->size + in->size / 2 + 16)))
         return false;
-    return put(edit, begin, in->s + edit->taken, begin - edit->taken, false) &&
-           put(edit, end, s, size, true);
+    return norm_put(edit, begin, in->s + edit->taken, begin - edit->taken, false) &&
+           norm_put(edit, end, s, size, true);
 }
 
 int tok_edit_close(struct tok_edit *edit, struct tok_text *out) {
     const struct tok_text *in = edit->in;
     *out = *in;
     if (!edit->w.data) return 0;
-    if (!put(edit, in->size, in->s + edit->taken, in->size - edit->taken, false)) return ERR_NOMEM;
+    if (!norm_put(edit, in->size, in->s + edit->taken, in->size - edit->taken, false)) return ERR_NOMEM;
     *out = (struct tok_text){edit->w.data, edit->w.size, edit->map.out, edit->map.out_count};
     return 0;
 }
@@ -108,7 +108,7 @@ static int prepend(struct arena *arena, const struct tok *tok, const struct tok_
 }
 
 /* The next match at or after `from`: 1 found, 0 none, negative enum err. */
-static int find(const struct tok_step *step, const struct tok *tok, struct tok_scratch *scratch,
+static int norm_find(const struct tok_step *step, const struct tok *tok, struct tok_scratch *scratch,
                 const struct tok_text *in, size_t from, size_t *begin, size_t *end) {
     if (step->regex) return tok_regex_find(step->regex, scratch, in->s, in->size, from, begin, end);
     const char *found =
@@ -120,13 +120,13 @@ static int find(const struct tok_step *step, const struct tok *tok, struct tok_s
 }
 
 /* An empty match right behind a match does not count: the search goes on one character later. */
-static int replace(struct arena *arena, const struct tok *tok, struct tok_scratch *scratch,
+static int norm_replace(struct arena *arena, const struct tok *tok, struct tok_scratch *scratch,
                    const struct tok_step *step, const struct tok_text *in, struct tok_text *out) {
     struct tok_edit edit;
     size_t from = 0, begin, end, last = SIZE_MAX;
     tok_edit_open(&edit, arena, in);
     while (from <= in->size) {
-        int rc = find(step, tok, scratch, in, from, &begin, &end);
+        int rc = norm_find(step, tok, scratch, in, from, &begin, &end);
         if (rc < 0) return rc;
         if (rc == 0) break;
         if (begin == end && end == last) {
@@ -213,7 +213,7 @@ static int change_chars(struct arena *arena, char_function *change, const struct
     return tok_edit_close(&edit, out);
 }
 
-static int strip(struct arena *arena, const struct tok_step *step, const struct tok_text *in,
+static int norm_strip(struct arena *arena, const struct tok_step *step, const struct tok_text *in,
                  struct tok_text *out) {
     struct tok_edit edit;
     uint32_t length = 0;
@@ -241,11 +241,11 @@ static int run_step(const struct tok *tok, struct arena *arena, struct tok_scrat
     case TOK_STEP_PREPEND:
         return prepend(arena, tok, step, in, out);
     case TOK_STEP_REPLACE:
-        return replace(arena, tok, scratch, step, in, out);
+        return norm_replace(arena, tok, scratch, step, in, out);
     case TOK_STEP_LOWERCASE:
         return change_chars(arena, lower_char, in, out);
     case TOK_STEP_STRIP:
-        return strip(arena, step, in, out);
+        return norm_strip(arena, step, in, out);
     case TOK_STEP_STRIP_ACCENTS:
         return change_chars(arena, drop_mark, in, out);
     case TOK_STEP_STRIP_MARKS:

@@ -23,7 +23,7 @@ typedef int load_function(struct pipe *p, const cJSON *node, const char *type, c
 
 /* Calls `load` for the component or, if it is a Sequence, for each of its members. The recursion is
  * no deeper than the JSON. */
-static int walk(struct pipe *p, const cJSON *node, const char *path, const char *members,
+static int pipe_walk(struct pipe *p, const cJSON *node, const char *path, const char *members,
                 load_function *load) {
     const char *type = NULL;
     if (!cJSON_IsObject(node))
@@ -40,7 +40,7 @@ static int walk(struct pipe *p, const cJSON *node, const char *path, const char 
     cJSON_ArrayForEach(member, list) {
         char inner[PATH_MAX_BYTES];
         snprintf(inner, sizeof inner, "%.60s.%s[%d]", path, members, i++);
-        if ((rc = walk(p, member, inner, members, load))) return rc;
+        if ((rc = pipe_walk(p, member, inner, members, load))) return rc;
     }
     return 0;
 }
@@ -279,7 +279,7 @@ static int read_prepend(struct pipe *p, const cJSON *node, const char *path,
                      name);
 }
 
-static int load_metaspace(struct pipe *p, const cJSON *node, const char *path) {
+static int pipe_load_metaspace(struct pipe *p, const cJSON *node, const char *path) {
     struct tok_stage stage = {.kind = TOK_STAGE_METASPACE};
     struct tok_stage cut = {.kind = TOK_STAGE_SPLIT, .behavior = TOK_MERGED_WITH_NEXT};
     const char *mark = "";
@@ -304,7 +304,7 @@ static int load_pre_tokenizer(struct pipe *p, const cJSON *node, const char *typ
     if (strcmp(type, "Punctuation") == 0) return load_punctuation(p, node, path);
     if (strcmp(type, "Whitespace") == 0) return load_whitespace(p, true, path);
     if (strcmp(type, "WhitespaceSplit") == 0) return load_whitespace(p, false, path);
-    if (strcmp(type, "Metaspace") == 0) return load_metaspace(p, node, path);
+    if (strcmp(type, "Metaspace") == 0) return pipe_load_metaspace(p, node, path);
     if (strcmp(type, "BertPreTokenizer") == 0) return load_bert_words(p, node, path);
     if (strcmp(type, "ByteLevel") != 0) return refuse_type(p, path, type);
     if (p->tok->bytes_at >= 0)
@@ -443,7 +443,7 @@ int tok_load_pipeline(struct tok *tok, const cJSON *root, struct fault *fault) {
     struct pipe p = {.tok = tok, .fault = fault};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         const cJSON *node = json_get(root, parts[i].name);
-        int rc = node ? walk(&p, node, parts[i].name, parts[i].members, parts[i].load) : 0;
+        int rc = node ? pipe_walk(&p, node, parts[i].name, parts[i].members, parts[i].load) : 0;
         if (rc) return rc;
     }
     if (p.decoder_seen) return 0;

@@ -136,7 +136,7 @@ static int learn(struct unicode_property property) {
 
 /* ---- Writing ---- */
 
-static void write_members(struct buf *out, struct unicode_property property, bool negated,
+static void property_write_set(struct buf *out, struct unicode_property property, bool negated,
                           enum known known, const char *lacks) {
     if (known == SAME) {
         buf_fmt(out, "\\%c{%s}", negated ? 'P' : 'p', unicode_property_name(property));
@@ -165,7 +165,7 @@ int tok_property_write(struct buf *out, const char *name, size_t size, bool nega
     if (rc) return rc;
     bool class = !in_class && known != SAME;
     if (class) buf_str(out, negated ? "[^" : "[");
-    write_members(out, property, negated && !class, known, lacks);
+    property_write_set(out, property, negated && !class, known, lacks);
     if (class) buf_char(out, ']');
     return 0;
 }

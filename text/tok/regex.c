@@ -53,14 +53,14 @@ struct rewriter {
 #define SAME_ESCAPES  "AzZGnrtfaex123456789"
 #define SAME_IN_CLASS "nrtfaex"
 
-static int refuse(const struct rewriter *w, const char *what, size_t size) {
+static int pcre_refuse(const struct rewriter *w, const char *what, size_t size) {
     return fault_set(w->fault, ERR_UNSUPPORTED, w->field,
                      "'%.*s' in a split pattern is not supported", (int)size, what);
 }
 
 /* Rewrites \uXXXX; w->at is at the u. */
 static int rewrite_unicode(struct rewriter *w) {
-    if (strspn(w->at + 1, "0123456789abcdefABCDEF") < 4) return refuse(w, w->at - 1, 2);
+    if (strspn(w->at + 1, "0123456789abcdefABCDEF") < 4) return pcre_refuse(w, w->at - 1, 2);
     buf_fmt(&w->out, "\\x{%.4s}", w->at + 1);
     w->at += 5;
     return 0;
@@ -71,7 +71,7 @@ static int copy_escape(struct rewriter *w) {
     const char *end = w->at + 1;
     if (*w->at == 'x' && *end == '{') {
         end = strchr(end, '}');
-        if (!end) return refuse(w, w->at - 1, 2);
+        if (!end) return pcre_refuse(w, w->at - 1, 2);
         end++;
     }
     buf_char(&w->out, '\\');
@@ -86,7 +86,7 @@ static const char *write_property(struct rewriter *w, const char *at, bool in_cl
     const char *name = at + 2, *end = at[1] == '{' ? strchr(name, '}') : NULL;
     bool negated = *at == 'P';
     if (!end) {
-        *rc = refuse(w, at - 1, 2);
+        *rc = pcre_refuse(w, at - 1, 2);
         return NULL;
     }
     if (*name == '^') {
@@ -94,13 +94,13 @@ static const char *write_property(struct rewriter *w, const char *at, bool in_cl
         name++;
     }
     *rc = tok_property_write(&w->out, name, (size_t)(end - name), negated, in_class);
-    if (*rc == ERR_UNSUPPORTED) *rc = refuse(w, at - 1, (size_t)(end - at) + 2);
+    if (*rc == ERR_UNSUPPORTED) *rc = pcre_refuse(w, at - 1, (size_t)(end - at) + 2);
     if (*rc == ERR_NOMEM) fault_set(w->fault, ERR_NOMEM, w->field, "not enough memory");
     return *rc ? NULL : end + 1;
 }
 
 /* Copies a pattern of this source file, with the ranges of its properties from the tables. */
-static int write_text(struct rewriter *w, const char *text, bool in_class) {
+static int pcre_write_text(struct rewriter *w, const char *text, bool in_class) {
     int rc = 0;
     while (*text) {
         if (text[0] == '\\' && (text[1] == 'p' || text[1] == 'P')) {
@@ -118,7 +118,7 @@ static int rewrite_property(struct rewriter *w, bool in_class) {
     int rc = 0;
     if (strncmp(w->at, "p{Word}", 7) == 0) {
         w->at += 7;
-        return write_text(w, in_class ? WORD : "[" WORD "]", in_class);
+        return pcre_write_text(w, in_class ? WORD : "[" WORD "]", in_class);
     }
     const char *end = write_property(w, w->at, in_class, &rc);
     if (end) w->at = end;
@@ -152,10 +152,10 @@ static int rewrite_escape(struct rewriter *w, bool in_class) {
         const char *text = in_class ? others[i].in_class : others[i].plain;
         if (others[i].letter != c || !text) continue;
         w->at++;
-        return write_text(w, text, in_class);
+        return pcre_write_text(w, text, in_class);
     }
     bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
-    if (letter || !c) return refuse(w, w->at - 1, c ? 2 : 1);
+    if (letter || !c) return pcre_refuse(w, w->at - 1, c ? 2 : 1);
     buf_char(&w->out, '\\');
     buf_char(&w->out, c);
     w->at++;
@@ -173,9 +173,9 @@ static int rewrite_posix_class(struct rewriter *w) {
         size_t n = strlen(classes[i][0]);
         if (strncmp(w->at, classes[i][0], n) != 0) continue;
         w->at += n;
-        return write_text(w, classes[i][1], true);
+        return pcre_write_text(w, classes[i][1], true);
     }
-    return refuse(w, w->at, 2);
+    return pcre_refuse(w, w->at, 2);
 }
 
 /* Rewrites a class. In Oniguruma a class inside a class adds its members to it, so the inner
@@ -190,8 +190,8 @@ static int rewrite_class(struct rewriter *w) {
         w->at++;
     }
     while (depth > 0) {
-        if (!*w->at) return refuse(w, start, 1);
-        if (strncmp(w->at, "&&", 2) == 0) return refuse(w, w->at, 2);
+        if (!*w->at) return pcre_refuse(w, start, 1);
+        if (strncmp(w->at, "&&", 2) == 0) return pcre_refuse(w, w->at, 2);
         if (*w->at == '\\') {
             if ((rc = rewrite_escape(w, true))) return rc;
         } else if (*w->at == '[') {
@@ -199,11 +199,11 @@ static int rewrite_class(struct rewriter *w) {
                 if ((rc = rewrite_posix_class(w))) return rc;
                 continue;
             }
-            if (w->at[1] == '^' || w->at[1] == ']' || w->at[-1] == '-') return refuse(w, w->at, 2);
+            if (w->at[1] == '^' || w->at[1] == ']' || w->at[-1] == '-') return pcre_refuse(w, w->at, 2);
             depth++;
             w->at++;
         } else if (*w->at == ']') {
-            if (--depth > 0 && w->at[1] == '-') return refuse(w, w->at, 2);
+            if (--depth > 0 && w->at[1] == '-') return pcre_refuse(w, w->at, 2);
             w->at++;
         } else {
             buf_char(&w->out, *w->at++);
@@ -225,7 +225,7 @@ static int rewrite_group_kind(struct rewriter *w) {
         return 0;
     }
     size_t n = strspn(w->at, "im-");
-    if (n == 0 || (w->at[n] != ':' && w->at[n] != ')')) return refuse(w, w->at - 2, 3);
+    if (n == 0 || (w->at[n] != ':' && w->at[n] != ')')) return pcre_refuse(w, w->at - 2, 3);
     for (size_t i = 0; i < n; i++) buf_char(&w->out, w->at[i] == 'm' ? 's' : w->at[i]);
     w->at += n;
     /* ")" is left for the caller: it closes this group. */
@@ -238,7 +238,7 @@ static int open_group(struct rewriter *w) {
         return fault_set(w->fault, ERR_LIMIT, w->field, "groups nested deeper than %d", GROUPS_MAX);
     w->groups[w->depth++] = w->out.size;
     buf_char(&w->out, *w->at++);
-    if (*w->at == '*') return refuse(w, w->at - 1, 2); /* PCRE2's verbs */
+    if (*w->at == '*') return pcre_refuse(w, w->at - 1, 2); /* PCRE2's verbs */
     if (*w->at != '?') return 0;
     buf_char(&w->out, *w->at++);
     return rewrite_group_kind(w);
@@ -262,7 +262,7 @@ static size_t interval_size(const char *s) {
 static int rewrite_interval(struct rewriter *w, size_t size) {
     bool again = w->at[size] == '+';
     /* In Oniguruma {n}? is optional, in PCRE2 lazy. */
-    if (w->at[size] == '?' && !memchr(w->at, ',', size)) return refuse(w, w->at, size + 1);
+    if (w->at[size] == '?' && !memchr(w->at, ',', size)) return pcre_refuse(w, w->at, size + 1);
     if (again) {
         char *tail = mem_try_alloc(w->out.size - w->atom + 1, 1);
         if (!tail) return fault_set(w->fault, ERR_NOMEM, w->field, "not enough memory");
@@ -328,7 +328,7 @@ static int rewrite(const char *pattern, const char *field, struct buf *out, stru
 
 /* ---- Compiling ---- */
 
-static int compile(const char *pattern, size_t size, bool literal, const char *field,
+static int pcre_compile(const char *pattern, size_t size, bool literal, const char *field,
                    pcre2_compile_context *context, pcre2_code **out, struct fault *fault) {
     /* \C could cut characters in two. */
     uint32_t options = literal ? PCRE2_LITERAL | PCRE2_UTF
@@ -347,7 +347,7 @@ static int compile(const char *pattern, size_t size, bool literal, const char *f
                      message, (size_t)offset, pattern ? pattern : "");
 }
 
-static int no_memory(const char *field, struct fault *fault) {
+static int pcre_no_memory(const char *field, struct fault *fault) {
     return fault_set(fault, ERR_NOMEM, field, "not enough memory for a split pattern");
 }
 
@@ -355,8 +355,8 @@ static int open_code(const char *pattern, size_t size, bool literal, const char 
                      pcre2_code **out, struct fault *fault) {
     pcre2_general_context *general = text_pcre_memory();
     pcre2_compile_context *context = general ? pcre2_compile_context_create(general) : NULL;
-    int rc = context ? compile(pattern, size, literal, field, context, out, fault)
-                     : no_memory(field, fault);
+    int rc = context ? pcre_compile(pattern, size, literal, field, context, out, fault)
+                     : pcre_no_memory(field, fault);
     pcre2_compile_context_free(context);
     pcre2_general_context_free(general);
     /* Where there is no JIT, pcre2_match interprets. */
@@ -373,7 +373,7 @@ int tok_regex_open(const char *pattern, bool literal, const char *field, struct 
         return fault_set(fault, ERR_LIMIT, field, "split pattern of more than %d bytes",
                          TOK_REGEX_BYTES);
     struct tok_regex *regex = mem_try_alloc(1, sizeof *regex);
-    int rc = regex ? 0 : no_memory(field, fault);
+    int rc = regex ? 0 : pcre_no_memory(field, fault);
     if (!rc && !literal) {
         rc = rewrite(pattern, field, &text, fault);
         pattern = text.data;

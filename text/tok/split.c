@@ -108,7 +108,7 @@ static int split_digits(struct splitter *s, size_t size) {
 }
 
 /* The copy of a piece stands where the piece stood: at the beginning of the text, or not. */
-static int go_on(struct tok_encoder *e, int stage, const char *old, const char *text, size_t size) {
+static int split_go_on(struct tok_encoder *e, int stage, const char *old, const char *text, size_t size) {
     if (old == e->first) e->first = text;
     return tok_split(e, stage + 1, text, size);
 }
@@ -119,7 +119,7 @@ static int prefix_space(struct tok_encoder *e, int stage, const char *text, size
     if (!copy) return tok_no_memory(e);
     *copy = ' ';
     memcpy(copy + 1, text, size);
-    return go_on(e, stage, text, copy, size + 1);
+    return split_go_on(e, stage, text, copy, size + 1);
 }
 
 static int metaspace(struct tok_encoder *e, int stage, const char *text, size_t size) {
@@ -143,7 +143,7 @@ static int metaspace(struct tok_encoder *e, int stage, const char *text, size_t 
         memcpy(copy + to, s->mark, s->mark_size);
         to += s->mark_size;
     }
-    return go_on(e, stage, text, copy, to);
+    return split_go_on(e, stage, text, copy, to);
 }
 
 static int to_alphabet(struct tok_encoder *e, int stage, const char *text, size_t size) {
@@ -156,7 +156,7 @@ static int to_alphabet(struct tok_encoder *e, int stage, const char *text, size_
         memcpy(copy + to, name, n);
         to += n;
     }
-    return go_on(e, stage, text, copy, to);
+    return split_go_on(e, stage, text, copy, to);
 }
 
 int tok_split(struct tok_encoder *e, int stage, const char *text, size_t size) {

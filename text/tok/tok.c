@@ -179,7 +179,7 @@ static int encode_part(struct tok_encoder *e, const struct tok_text *text, size_
 }
 
 /* Short texts repeat too little to pay for a cache. */
-static int open_cache(struct tok_encoder *e, size_t size) {
+static int tok_open_cache(struct tok_encoder *e, size_t size) {
     size_t places = 64;
     if (size < 256) return 0;
     while (places < 4096 && places < size / 16) places *= 2;
@@ -202,9 +202,9 @@ static int check_text(const char *text, size_t size, const struct tok_span *span
     return 0;
 }
 
-static int encode(struct tok_encoder *e, const struct tok_text *text, bool template) {
+static int tok_encode_pieces(struct tok_encoder *e, const struct tok_text *text, bool template) {
     const struct tok *tok = e->tok;
-    int rc = open_cache(e, text->size);
+    int rc = tok_open_cache(e, text->size);
     if (!rc && template) rc = emit_all(e, tok->template_before, tok->before_count);
     if (!rc) rc = cut_added(e, &tok->raw, text, encode_part);
     if (!rc && template) rc = emit_all(e, tok->template_after, tok->after_count);
@@ -213,7 +213,7 @@ static int encode(struct tok_encoder *e, const struct tok_text *text, bool templ
 
 static int encode_pair(struct tok_encoder *e, const struct tok_text *texts, size_t *second) {
     const struct tok *tok = e->tok;
-    int rc = open_cache(e, texts[0].size + texts[1].size);
+    int rc = tok_open_cache(e, texts[0].size + texts[1].size);
     if (!rc) rc = emit_all(e, tok->template_before, tok->before_count);
     if (!rc) rc = cut_added(e, &tok->raw, &texts[0], encode_part);
     if (!rc) rc = emit_all(e, tok->template_between, tok->between_count);
@@ -259,7 +259,7 @@ int tok_encode(const struct tok *tok, const char *text, size_t size, unsigned fl
                             .max = max_ids};
     struct tok_text all = {text, size, untrusted, untrusted_count};
     e.scratch = tok_scratch_open();
-    rc = e.scratch ? encode(&e, &all, flags & TOK_TEMPLATE) : tok_no_memory(&e);
+    rc = e.scratch ? tok_encode_pieces(&e, &all, flags & TOK_TEMPLATE) : tok_no_memory(&e);
     tok_scratch_close(e.scratch);
     if (rc == 0) *out = (struct tok_ids){e.ids, e.count};
     return rc;

@@ -17,7 +17,7 @@
 
 #define UNKNOWN_PENALTY 10.0
 
-static int compare_names(const void *a, const void *b, void *arg) {
+static int unigram_compare_names(const void *a, const void *b, void *arg) {
     const struct tok *tok = arg;
     const struct tok_token *x = &tok->tokens[*(const int32_t *)a];
     const struct tok_token *y = &tok->tokens[*(const int32_t *)b];
@@ -44,7 +44,7 @@ int tok_unigram_index(struct tok *tok, struct fault *fault) {
             tok->sorted[tok->sorted_count++] = id;
     }
     tok->unknown_score = lowest - UNKNOWN_PENALTY;
-    qsort_r(tok->sorted, (size_t)tok->sorted_count, sizeof *tok->sorted, compare_names, tok);
+    qsort_r(tok->sorted, (size_t)tok->sorted_count, sizeof *tok->sorted, unigram_compare_names, tok);
     for (int32_t byte = 0, i = 0; byte <= 256; byte++) {
         while (i < tok->sorted_count &&
                (unsigned char)tok->text[tok->tokens[tok->sorted[i]].name] < byte)

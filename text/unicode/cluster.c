@@ -33,7 +33,7 @@ struct state {
     bool linked;       /* at least one of them is a linker */
 };
 
-static void step(struct state *s, uint32_t value) {
+static void cluster_step(struct state *s, uint32_t value) {
     uint32_t gb = value & 15, conjunct = value >> 4;
     s->joined = s->picture && gb == GB_ZWJ;
     s->picture = gb == GB_PICTURE || (s->picture && gb == GB_EXTEND);
@@ -54,7 +54,7 @@ static bool joins_hangul(uint32_t last, uint32_t next) {
     return (last == GB_LVT || last == GB_T) && next == GB_T;
 }
 
-static bool goes_on(const struct state *s, uint32_t value) {
+static bool cluster_goes_on(const struct state *s, uint32_t value) {
     uint32_t gb = value & 15;
     if (s->last == GB_CR) return gb == GB_LF;
     if (is_control(s->last) || is_control(gb)) return false;
@@ -65,7 +65,7 @@ static bool goes_on(const struct state *s, uint32_t value) {
     return s->odd_regional && gb == GB_REGIONAL;
 }
 
-static uint32_t value_of(uint32_t code) {
+static uint32_t cluster_value_of(uint32_t code) {
     uint32_t value = unicode_break_starts[unicode_last_start(unicode_break_starts,
                                                              unicode_break_starts_count, code)] &
                      0xFF;
@@ -77,9 +77,9 @@ size_t unicode_cluster(const char *s, size_t size) {
     uint32_t length;
     size_t at = 0;
     do {
-        step(&state, value_of(unicode_decode(s + at, size - at, &length)));
+        cluster_step(&state, cluster_value_of(unicode_decode(s + at, size - at, &length)));
         at += length;
         if (at >= size) return size;
-    } while (goes_on(&state, value_of(unicode_decode(s + at, size - at, &length))));
+    } while (cluster_goes_on(&state, cluster_value_of(unicode_decode(s + at, size - at, &length))));
     return at;
 }

@@ -24,7 +24,7 @@ size_t unicode_last_start(const uint32_t *starts, size_t count, uint32_t code) {
     return low;
 }
 
-static uint32_t value_of(const uint32_t *starts, size_t count, uint32_t code) {
+static uint32_t unicode_value_of(const uint32_t *starts, size_t count, uint32_t code) {
     return starts[unicode_last_start(starts, count, code)] & 0xFF;
 }
 
@@ -69,7 +69,7 @@ uint32_t unicode_decode(const char *s, size_t size, uint32_t *length) {
 
 enum unicode_category unicode_category(uint32_t code) {
     if (code >= UNICODE_POINTS) return UNICODE_CN;
-    return (enum unicode_category)value_of(unicode_category_starts, unicode_category_starts_count,
+    return (enum unicode_category)unicode_value_of(unicode_category_starts, unicode_category_starts_count,
                                            code);
 }
 
@@ -139,7 +139,7 @@ const char *unicode_property_name(struct unicode_property property) {
 bool unicode_has(struct unicode_property property, uint32_t code) {
     if (code >= UNICODE_POINTS) return false;
     if (property.set < 0)
-        return (int)value_of(unicode_script_starts, unicode_script_starts_count, code) ==
+        return (int)unicode_value_of(unicode_script_starts, unicode_script_starts_count, code) ==
                property.script;
     const struct unicode_set *set = &unicode_sets[property.set];
     return (set->categories >> unicode_category(code) & 1) ||
@@ -246,7 +246,7 @@ int unicode_to_fold(uint32_t code, uint32_t out[3]) {
 
 int unicode_class(uint32_t code) {
     if (code < 0x300 || code >= UNICODE_POINTS) return 0;
-    return (int)value_of(unicode_class_starts, unicode_class_starts_count, code);
+    return (int)unicode_value_of(unicode_class_starts, unicode_class_starts_count, code);
 }
 
 static size_t decompose_hangul(uint32_t code, uint32_t *out) {
