@@ -66,7 +66,7 @@ void line_close(struct line *line) {
     mem_free(line);
 }
 
-static enum line_end read_plain(struct line *line, const char **text) {
+static enum line_end line_read_plain(struct line *line, const char **text) {
     ssize_t size = getline(&line->text, &line->capacity, stdin);
     if (size < 0) return LINE_ENDED;
     while (size > 0 && strchr("\r\n", line->text[size - 1])) line->text[--size] = '\0';
@@ -77,7 +77,7 @@ static enum line_end read_plain(struct line *line, const char **text) {
 enum line_end line_read(struct line *line, const char **text) {
     HistEvent event;
     int count = 0;
-    if (!line->edit) return read_plain(line, text);
+    if (!line->edit) return line_read_plain(line, text);
     line->cleared = false;
     const char *read = el_gets(line->edit, &count);
     if (line->cleared) return LINE_CLEARED;

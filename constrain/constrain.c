@@ -58,7 +58,7 @@ static uint32_t constrain_fail(struct building *b, int rc, const struct constrai
 }
 
 /* The readers of regular expressions and grammars do not know the field, so it is set here. */
-static uint32_t text_part(struct building *b, const struct constrain_part *part) {
+static uint32_t constrain_text_part(struct building *b, const struct constrain_part *part) {
     struct fault fault = {0};
     uint32_t node = NODE_NONE;
     int rc = part->kind == CONSTRAIN_REGEX
@@ -110,7 +110,7 @@ static uint32_t part_node(struct building *b, const struct constrain_part *part)
         return node_text(&b->pool, part->text, part->size);
     case CONSTRAIN_REGEX:
     case CONSTRAIN_GRAMMAR:
-        return text_part(b, part);
+        return constrain_text_part(b, part);
     case CONSTRAIN_SCHEMA:
         return schema_part(b, part);
     case CONSTRAIN_OBJECT:
@@ -434,7 +434,7 @@ static void charge_all(struct constrain *c, struct constrain_at *at, bool may_wa
     (void)charge(c, constrain_size_of(c));
 }
 
-static int look(struct constrain *c, struct constrain_at *at, const struct question *q,
+static int constrain_look(struct constrain *c, struct constrain_at *at, const struct question *q,
                 struct constrain_effort *effort) {
     struct node_pool *pool = &c->automaton.pool;
     uint64_t most = effort->work;
@@ -457,7 +457,7 @@ static int look(struct constrain *c, struct constrain_at *at, const struct quest
 int constrain_next_within(struct constrain *c, struct constrain_at *at, const char *text,
                           size_t size, uint32_t *mask, struct constrain_next *next,
                           struct constrain_effort *effort) {
-    return look(c, at, &(struct question){text, size, mask, next}, effort);
+    return constrain_look(c, at, &(struct question){text, size, mask, next}, effort);
 }
 
 int constrain_next(struct constrain *c, struct constrain_at *at, const char *text, size_t size,
@@ -465,7 +465,7 @@ int constrain_next(struct constrain *c, struct constrain_at *at, const char *tex
     int rc = ERR_BUSY;
     while (rc == ERR_BUSY) {
         struct constrain_effort effort = {CONSTRAIN_MASK_WORK_MAX, true};
-        rc = look(c, at, &(struct question){text, size, mask, next}, &effort);
+        rc = constrain_look(c, at, &(struct question){text, size, mask, next}, &effort);
     }
     return rc;
 }

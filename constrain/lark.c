@@ -52,7 +52,7 @@ static bool lark_is_name(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
 }
 
-static void skip_blank(struct grammar *g) {
+static void lark_skip_blank(struct grammar *g) {
     while (g->at < g->size) {
         char c = g->text[g->at];
         if (c == '#' || grammar_is(g, g->at, "//"))
@@ -65,13 +65,13 @@ static void skip_blank(struct grammar *g) {
 }
 
 static void skip_lines(struct grammar *g) {
-    for (skip_blank(g); grammar_peek(g) == '\n' && g->at < g->size; skip_blank(g)) g->at++;
+    for (lark_skip_blank(g); grammar_peek(g) == '\n' && g->at < g->size; lark_skip_blank(g)) g->at++;
 }
 
 /* Skips space. A line may end inside a group, elsewhere only if the next line begins with '|'. */
 static void lark_skip_space(struct lark *l) {
     struct grammar *g = l->g;
-    skip_blank(g);
+    lark_skip_blank(g);
     if (grammar_peek(g) != '\n') return;
     size_t back = g->at;
     skip_lines(g);
@@ -206,14 +206,14 @@ static uint32_t lark_read_repeated(struct lark *l) {
     struct grammar *g = l->g;
     uint32_t node = lark_read_atom(l);
     int64_t min = 0, max = -1;
-    skip_blank(g);
+    lark_skip_blank(g);
     size_t begin = g->at;
     if (grammar_take(g, "~")) {
-        skip_blank(g);
+        lark_skip_blank(g);
         min = max = grammar_number(g);
-        skip_blank(g);
+        lark_skip_blank(g);
         if (grammar_take(g, "..")) {
-            skip_blank(g);
+            lark_skip_blank(g);
             max = grammar_number(g);
         }
         if (g->rc == 0 && (min < 0 || max < min))
@@ -241,7 +241,7 @@ static uint32_t lark_read_sequence(struct lark *l) {
     for (lark_skip_space(l); !ends_sequence(g); lark_skip_space(l)) node_push(g->pool, lark_read_repeated(l));
     while (g->pool->scratch_count > mark) node = node_seq(g->pool, node_pop(g->pool), node);
     if (grammar_take(g, "->")) {
-        skip_blank(g);
+        lark_skip_blank(g);
         if (take_name(g) == 0) grammar_refuse(g, ERR_INVALID, g->at, "expected a name behind '->'");
         lark_skip_space(l);
     }
@@ -280,12 +280,12 @@ static void read_import(struct lark *l) {
         grammar_refuse(g, ERR_UNSUPPORTED, begin, "only imports of 'common' are supported");
         return;
     }
-    skip_blank(g);
+    lark_skip_blank(g);
     if (grammar_take(g, ".")) {
         size_t name = g->at, name_size = take_name(g), alias = name, alias_size = name_size;
-        skip_blank(g);
+        lark_skip_blank(g);
         if (grammar_take(g, "->")) {
-            skip_blank(g);
+            lark_skip_blank(g);
             alias = g->at;
             alias_size = take_name(g);
         }
@@ -306,7 +306,7 @@ static void read_import(struct lark *l) {
 static void read_directive(struct lark *l) {
     struct grammar *g = l->g;
     size_t begin = g->at++, name = g->at, size = take_name(g);
-    skip_blank(g);
+    lark_skip_blank(g);
     if (size == 6 && memcmp(g->text + name, "ignore", 6) == 0) {
         l->in_terminal = true;
         node_push(g->pool, lark_read_alternatives(l));
@@ -336,7 +336,7 @@ static void lark_read_rule(struct lark *l) {
         (void)grammar_take(g, "-");
         (void)grammar_number(g);
     }
-    skip_blank(g);
+    lark_skip_blank(g);
     if (!grammar_take(g, ":"))
         grammar_refuse(g, ERR_INVALID, g->at, "expected ':' behind the name of a rule");
     l->in_terminal = is_terminal(g->text + begin, size);
@@ -351,7 +351,7 @@ static void read_statement(struct lark *l) {
         read_directive(l);
     else
         lark_read_rule(l);
-    skip_blank(g);
+    lark_skip_blank(g);
     if (!grammar_ended(g) && grammar_peek(g) != '\n')
         grammar_refuse(g, ERR_INVALID, g->at, "expected the end of the line");
 }

@@ -358,7 +358,7 @@ static uint16_t levels_around(uint16_t most) {
     return (uint16_t)(most + 1);
 }
 
-static uint16_t larger(uint16_t x, uint16_t y) {
+static uint16_t node_larger(uint16_t x, uint16_t y) {
     return x > y ? x : y;
 }
 
@@ -368,7 +368,7 @@ static uint16_t larger(uint16_t x, uint16_t y) {
 static uint16_t seq_levels(const struct node *x, const struct node *y) {
     bool enters = x->nullable || (!y->nullable && !y->exact);
     uint16_t second = y->kind == NODE_KIND_SEQ ? y->levels : levels_around(y->levels);
-    return larger(levels_around(x->levels), enters ? second : 0);
+    return node_larger(levels_around(x->levels), enters ? second : 0);
 }
 
 static uint8_t shortest_of(uint64_t bytes) {
@@ -456,7 +456,7 @@ static struct list_facts facts_of(const struct node_pool *pool, uint32_t mark, b
         facts.wide = facts.wide || node->wide;
         if (conjunction ? node->shortest > facts.shortest : node->shortest < facts.shortest)
             facts.shortest = node->shortest;
-        facts.levels = larger(facts.levels, levels_around(node->levels));
+        facts.levels = node_larger(facts.levels, levels_around(node->levels));
     }
     return facts;
 }

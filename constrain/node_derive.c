@@ -267,12 +267,12 @@ uint32_t node_derive(struct node_pool *pool, uint32_t id, int class) {
 
 /* ---- Is there a string? ---- */
 
-static enum node_alive look(struct node_pool *pool, uint32_t id);
+static enum node_alive derive_look(struct node_pool *pool, uint32_t id);
 
 static enum node_alive look_alt(struct node_pool *pool, const struct node *node) {
     enum node_alive all = NODE_DEAD;
     for (uint32_t i = 0; i < node->b; i++) {
-        enum node_alive one = look(pool, pool->children[node->a + i]);
+        enum node_alive one = derive_look(pool, pool->children[node->a + i]);
         if (one == NODE_ALIVE) return one;
         if (one == NODE_UNKNOWN) all = one;
     }
@@ -284,28 +284,28 @@ static enum node_alive look_seq(struct node_pool *pool, const struct node *node)
     bool sure = true;
     uint32_t id;
     do {
-        enum node_alive head = look(pool, node->a);
+        enum node_alive head = derive_look(pool, node->a);
         if (head == NODE_DEAD) return NODE_DEAD;
         sure = sure && head == NODE_ALIVE;
         id = node->b;
         node = &pool->nodes[id];
     } while (node->kind == NODE_KIND_SEQ && node->alive != NODE_ALIVE && node->alive != NODE_DEAD &&
              !node->nullable && !node->exact);
-    enum node_alive tail = look(pool, id);
+    enum node_alive tail = derive_look(pool, id);
     if (tail == NODE_DEAD) return NODE_DEAD;
     return sure && tail == NODE_ALIVE ? NODE_ALIVE : NODE_UNKNOWN;
 }
 
 /* Decides from the structure alone whether the language holds a string, and remembers the result.
  * NODE_UNKNOWN: the structure does not tell. */
-static enum node_alive look(struct node_pool *pool, uint32_t id) {
+static enum node_alive derive_look(struct node_pool *pool, uint32_t id) {
     struct node *node = &pool->nodes[id];
     enum node_alive known = NODE_UNKNOWN;
     if (node->alive == NODE_ALIVE || node->alive == NODE_DEAD) return (enum node_alive)node->alive;
     if (node->nullable || node->exact)
         return NODE_ALIVE; /* an exact node other than NODE_NONE has a string */
     if (!node_work(pool, 1)) return NODE_UNKNOWN;
-    if (node->kind == NODE_KIND_REPEAT) known = look(pool, node->a);
+    if (node->kind == NODE_KIND_REPEAT) known = derive_look(pool, node->a);
     if (node->kind == NODE_KIND_ALT) known = look_alt(pool, node);
     if (node->kind == NODE_KIND_SEQ) known = look_seq(pool, node);
     if (known != NODE_UNKNOWN && pool->rc == 0) node->alive = (uint8_t)known;
@@ -313,14 +313,14 @@ static enum node_alive look(struct node_pool *pool, uint32_t id) {
 }
 
 bool node_surely_alive(struct node_pool *pool, uint32_t id) {
-    return look(pool, id) == NODE_ALIVE;
+    return derive_look(pool, id) == NODE_ALIVE;
 }
 
 /* A breadth-first search through derivatives. Its queue consists of pairs in scratch: a node, and
  * the place of the pair that it was derived from. Visited nodes are marked while it runs. */
 static void search_visit(struct node_pool *pool, uint32_t mark, uint32_t id, uint32_t from,
                          bool *alive) {
-    enum node_alive known = look(pool, id);
+    enum node_alive known = derive_look(pool, id);
     if (*alive || known == NODE_DEAD || pool->nodes[id].alive == NODE_VISITED) return;
     if (known == NODE_ALIVE) {
         *alive = true;
@@ -365,7 +365,7 @@ static bool derive_search(struct node_pool *pool, uint32_t id) {
 }
 
 bool node_is_alive(struct node_pool *pool, uint32_t id) {
-    enum node_alive known = look(pool, id);
+    enum node_alive known = derive_look(pool, id);
     if (pool->rc != 0) return false;
     return known == NODE_UNKNOWN ? derive_search(pool, id) && pool->rc == 0 : known == NODE_ALIVE;
 }

@@ -59,7 +59,7 @@ static struct schema_index *index_of(struct schema *s) {
 
 /* Returns the place of a name in the table, or the free place where it would go. Many names with
  * the same hash make the search long, so each comparison counts as work. NULL: too much work. */
-static const cJSON **slot_of(struct schema *s, const struct member_table *table, const char *name) {
+static const cJSON **index_slot_of(struct schema *s, const struct member_table *table, const char *name) {
     uint32_t at = schema_hash(name) & (table->size - 1);
     while (table->slots[at] != NULL && strcmp(table->slots[at]->string, name) != 0) {
         if (!node_work(s->pool, 1)) return NULL;
@@ -83,7 +83,7 @@ static const struct member_table *table_of(struct schema *s, const cJSON *object
     *chain = table;
     const cJSON *child, **slot;
     cJSON_ArrayForEach(child, object) {
-        if ((slot = slot_of(s, table, child->string)) == NULL) return NULL;
+        if ((slot = index_slot_of(s, table, child->string)) == NULL) return NULL;
         *slot = child;
     }
     return table;
@@ -97,7 +97,7 @@ const cJSON *schema_member(struct schema *s, const cJSON *object, const char *na
         count++;
     if (count < FEW_MEMBERS) return json_get(object, name);
     const struct member_table *table = table_of(s, object);
-    const cJSON **slot = table != NULL ? slot_of(s, table, name) : NULL;
+    const cJSON **slot = table != NULL ? index_slot_of(s, table, name) : NULL;
     return slot == NULL || cJSON_IsNull(*slot) ? NULL : *slot;
 }
 

@@ -33,7 +33,7 @@ static const char *refs_read_part(const char *text, char *part, size_t size) {
     return text;
 }
 
-static const cJSON *step(struct schema *s, const cJSON *node, const char *name) {
+static const cJSON *refs_step(struct schema *s, const cJSON *node, const char *name) {
     if (!cJSON_IsArray(node)) return schema_member(s, node, name);
     char *end;
     unsigned long index = strtoul(name, &end, 10);
@@ -47,7 +47,7 @@ static const cJSON *follow_pointer(struct schema *s, const cJSON *root, const ch
     char part[512];
     while (root != NULL && *pointer == '/') {
         pointer = refs_read_part(pointer + 1, part, sizeof part);
-        root = step(s, root, part);
+        root = refs_step(s, root, part);
     }
     return *pointer == '\0' ? root : NULL;
 }

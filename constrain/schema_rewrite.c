@@ -60,7 +60,7 @@ static void rewrite_put(cJSON *parent, const char *name, cJSON *child) {
     parent->child->prev = child;
 }
 
-static cJSON *new_text(struct schema *s, const char *text) {
+static cJSON *rewrite_new_text(struct schema *s, const char *text) {
     cJSON *node = new_value(s, cJSON_String);
     if (node != NULL) node->valuestring = (char *)(uintptr_t)text;
     return node;
@@ -69,7 +69,7 @@ static cJSON *new_text(struct schema *s, const char *text) {
 /* Makes {"type": `type`}. */
 static cJSON *new_typed(struct schema *s, const char *type) {
     cJSON *node = new_value(s, cJSON_Object);
-    rewrite_put(node, "type", new_text(s, type));
+    rewrite_put(node, "type", rewrite_new_text(s, type));
     return node;
 }
 
@@ -113,17 +113,17 @@ static cJSON *new_not(struct schema *s, const char *keyword, cJSON *value) {
 
 /* Makes a schema of the instances that differ from a value which is not a string. */
 static cJSON *other_value(struct schema *s, const cJSON *value) {
-    if (cJSON_IsNull(value)) return new_not(s, "type", new_text(s, "null"));
+    if (cJSON_IsNull(value)) return new_not(s, "type", rewrite_new_text(s, "null"));
     if (!cJSON_IsNumber(value) && !cJSON_IsBool(value)) return NULL;
     cJSON *list, *node = new_list(s, "anyOf", &list), *one;
     if (cJSON_IsBool(value)) {
-        rewrite_put(list, NULL, new_not(s, "type", new_text(s, "boolean")));
+        rewrite_put(list, NULL, new_not(s, "type", rewrite_new_text(s, "boolean")));
         one = new_value(s, cJSON_Object);
         rewrite_put(one, "const", new_value(s, cJSON_IsTrue(value) ? cJSON_False : cJSON_True));
         rewrite_put(list, NULL, one);
         return node;
     }
-    rewrite_put(list, NULL, new_not(s, "type", new_text(s, "number")));
+    rewrite_put(list, NULL, new_not(s, "type", rewrite_new_text(s, "number")));
     one = new_typed(s, "number");
     rewrite_put(one, "exclusiveMinimum", share(s, value));
     rewrite_put(list, NULL, one);
@@ -176,7 +176,7 @@ static const cJSON *negate_properties(struct schema *s, const cJSON *members, in
         cJSON *one = new_typed(s, "object"), *properties = new_value(s, cJSON_Object);
         cJSON *required = new_value(s, cJSON_Array);
         rewrite_put(properties, child->string, share(s, other));
-        rewrite_put(required, NULL, new_text(s, child->string));
+        rewrite_put(required, NULL, rewrite_new_text(s, child->string));
         rewrite_put(one, "required", required);
         rewrite_put(one, "properties", properties);
         rewrite_put(list, NULL, one);
@@ -445,7 +445,7 @@ const cJSON *schema_const(struct schema *s, const cJSON *value) {
 /* Makes {"type": "object", "required": [`name`]}. */
 static cJSON *new_required(struct schema *s, const char *name) {
     cJSON *node = new_typed(s, "object"), *names = new_value(s, cJSON_Array);
-    rewrite_put(names, NULL, new_text(s, name));
+    rewrite_put(names, NULL, rewrite_new_text(s, name));
     rewrite_put(node, "required", names);
     return node;
 }
@@ -459,7 +459,7 @@ static cJSON *mapped_values(struct schema *s, const cJSON *at, const cJSON *mapp
     cJSON_ArrayForEach(child, mapping) {
         if (!node_work(s->pool, NODE_COST)) break;
         if (cJSON_IsString(child) && schema_is_branch(s, at, branch, child->valuestring))
-            rewrite_put(values, NULL, new_text(s, child->string));
+            rewrite_put(values, NULL, rewrite_new_text(s, child->string));
     }
     return values;
 }

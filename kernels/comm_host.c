@@ -32,7 +32,7 @@ struct host {
 
 enum { ARRIVED = 0xff, STOPPED = 0x100, BARRIER = 0x200 };
 
-static struct host_rank *rank_of(const struct comm *comm) {
+static struct host_rank *comm_host_rank_of(const struct comm *comm) {
     return (struct host_rank *)(uintptr_t)comm;
 }
 
@@ -69,24 +69,24 @@ static int barrier(struct host *host, int ranks, bool may_stop) {
 }
 
 int comm_host_begin(const struct comm *comm, void *shown) {
-    rank_of(comm)->array = shown;
-    return barrier(rank_of(comm)->host, comm->ranks, true);
+    comm_host_rank_of(comm)->array = shown;
+    return barrier(comm_host_rank_of(comm)->host, comm->ranks, true);
 }
 
 void *comm_host_shown(const struct comm *comm, int rank) {
-    return rank_of(comm)->host->rank[rank].array;
+    return comm_host_rank_of(comm)->host->rank[rank].array;
 }
 
 void comm_host_end(const struct comm *comm) {
-    (void)barrier(rank_of(comm)->host, comm->ranks, false);
+    (void)barrier(comm_host_rank_of(comm)->host, comm->ranks, false);
 }
 
 bool comm_host_stopped(const struct comm *comm) {
-    return atomic_load(&rank_of(comm)->host->state) & STOPPED;
+    return atomic_load(&comm_host_rank_of(comm)->host->state) & STOPPED;
 }
 
 static void host_abort(const struct comm *comm) {
-    struct host *host = rank_of(comm)->host;
+    struct host *host = comm_host_rank_of(comm)->host;
     atomic_fetch_or(&host->state, STOPPED);
     wake_all(host);
 }
@@ -138,7 +138,7 @@ static reduce_block *const reductions[][3] = {
 /* Each rank computes a part of the elements, in whole blocks, for all ranks. */
 static int host_all_reduce(const struct comm *comm, void *x, size_t count, enum comm_type type,
                            enum comm_op op) {
-    const struct host *host = rank_of(comm)->host;
+    const struct host *host = comm_host_rank_of(comm)->host;
     size_t blocks = (count + BLOCK - 1) / BLOCK, ranks = (size_t)comm->ranks;
     size_t from = blocks * (size_t)comm->rank / ranks * BLOCK;
     size_t to = blocks * ((size_t)comm->rank + 1) / ranks * BLOCK;
@@ -152,7 +152,7 @@ static int host_all_reduce(const struct comm *comm, void *x, size_t count, enum 
 }
 
 static int host_all_gather(const struct comm *comm, void *x, size_t bytes) {
-    const struct host *host = rank_of(comm)->host;
+    const struct host *host = comm_host_rank_of(comm)->host;
     int rc = comm_host_begin(comm, x);
     if (rc) return rc;
     for (int r = 0; r < comm->ranks; r++)
@@ -163,7 +163,7 @@ static int host_all_gather(const struct comm *comm, void *x, size_t bytes) {
 }
 
 static int host_agree(const struct comm *comm, int rc) {
-    struct host_rank *own = rank_of(comm);
+    struct host_rank *own = comm_host_rank_of(comm);
     own->rc = rc;
     int broken = comm_host_begin(comm, NULL);
     if (broken) return rc ? rc : broken;
@@ -176,7 +176,7 @@ static int host_agree(const struct comm *comm, int rc) {
 /* ---- Open and close ---- */
 
 static void host_close(const struct comm *comm) {
-    struct host *host = rank_of(comm)->host;
+    struct host *host = comm_host_rank_of(comm)->host;
     if (atomic_fetch_sub(&host->handles, 1) == 1) mem_free(host);
 }
 

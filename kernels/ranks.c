@@ -398,7 +398,7 @@ struct latent_op {
 };
 
 /* The rank's weights of the heads [first, first + count). */
-static void own_heads(struct kern_weight *const *weights, int first, int count, int rank,
+static void ranks_own_heads(struct kern_weight *const *weights, int first, int count, int rank,
                       struct kern_weight **own) {
     for (int h = 0; h < count; h++) own[h] = weights[first + h]->rank[rank];
 }
@@ -409,7 +409,7 @@ static void latent_in_on(struct ranks *ranks, struct kern *kern, int rank, void 
     const struct latent_op *op = arg;
     struct kern_weight *up_k[KERN_LATENT_HEADS_MAX];
     struct kern_latent latent = *op->latent;
-    own_heads(latent.up_k, 0, latent.heads, rank, up_k);
+    ranks_own_heads(latent.up_k, 0, latent.heads, rank, up_k);
     latent.up_k = up_k;
     latent.up_v = NULL;
     latent.norm = ranks_view_on(op->norm, rank);
@@ -434,7 +434,7 @@ static void latent_out_on(struct ranks *ranks, struct kern *kern, int rank, void
     struct kern_weight *up_v[KERN_LATENT_HEADS_MAX];
     struct kern_latent latent = *op->latent;
     latent.heads /= ranks->count;
-    own_heads(latent.up_v, rank * latent.heads, latent.heads, rank, up_v);
+    ranks_own_heads(latent.up_v, rank * latent.heads, latent.heads, rank, up_v);
     latent.up_k = NULL;
     latent.up_v = up_v;
     kern->ops->latent_out(kern, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank), &latent, op->rows);
@@ -458,7 +458,7 @@ static void latent_reserve_on(struct ranks *ranks, struct kern *kern, int rank, 
     (void)ranks;
     struct latent_room *room = arg;
     struct kern_weight *own[KERN_LATENT_HEADS_MAX];
-    own_heads(room->weights, 0, room->heads, rank, own);
+    ranks_own_heads(room->weights, 0, room->heads, rank, own);
     room->codes[rank] = kern->ops->latent_reserve(kern, own, room->heads);
 }
 

@@ -12,7 +12,7 @@
 #define ENDS_BYTES_MAX ((size_t)64 << 20)
 #define ENDS_IDS_MAX   ((size_t)1 << 16)
 
-static void add_end(int32_t id, int32_t *ends, size_t *count) {
+static void ends_add_end(int32_t id, int32_t *ends, size_t *count) {
     for (size_t i = 0; i < *count; i++)
         if (ends[i] == id) return;
     ends[(*count)++] = id;
@@ -26,7 +26,7 @@ static void add_named_end(const struct text *text, const char *name, struct aren
         tok_encode(text->tok, name, strlen(name), TOK_SPECIALS, NULL, 0, ENDS_IDS_MAX, arena, &ids,
                    NULL) == 0 &&
         ids.count == 1)
-        add_end(ids.ids[0], ends, count);
+        ends_add_end(ids.ids[0], ends, count);
 }
 
 /* A chat whose last message is an assistant's; `cut`: rendered up to the end of its content. */
@@ -71,7 +71,7 @@ static void add_turn_end(const struct text *text, struct arena *arena, int32_t *
     size_t at = cut.count;
     while (at < whole.count && ends_is_blank(text, whole.ids[at])) at++;
     if (at < whole.count && tok_is_added(text->tok, whole.ids[at]))
-        add_end(whole.ids[at], ends, count);
+        ends_add_end(whole.ids[at], ends, count);
 }
 
 size_t text_ends(const struct text *text, int32_t ends[TEXT_ENDS_MAX]) {

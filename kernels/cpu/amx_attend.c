@@ -92,7 +92,7 @@ struct place {
     int low, apart;
 };
 
-static struct place place_of(enum kern_dtype dtype, int tile) {
+static struct place amx_attend_place_of(enum kern_dtype dtype, int tile) {
     if (dtype != KERN_ROW4) return (struct place){tile * TILE_DEPTH, 16};
     return (struct place){tile / 2 * 2 * TILE_DEPTH + tile % 2 * 16, TILE_DEPTH};
 }
@@ -102,7 +102,7 @@ static void pack_queries(const float *const *q, const struct cpu_attend_job *job
                          char (*tiles)[TILE_BYTES]) {
     __m512 by = v16_set(job->scale * LOG2_E);
     for (int tile = 0; tile < job->head_dim / TILE_DEPTH; tile++) {
-        const struct place at = place_of(job->cache->options.dtype, tile);
+        const struct place at = amx_attend_place_of(job->cache->options.dtype, tile);
         __m512i lanes[16];
         for (int l = 0; l < 16; l++) {
             __m512 low = q[l] ? v16_mul(v16_load(q[l] + at.low), by) : v16_set(0);
@@ -309,7 +309,7 @@ SIMD void interleave_typed(struct view *view, int32_t first, int dim, int count,
             load_numbers(a, row, dim + i, dtype);
             load_numbers(b, row + size, dim + i, dtype);
             for (int half = 0; half < load_count(dtype) / 32; half++) {
-                const struct place place = place_of(dtype, i / TILE_DEPTH + half);
+                const struct place place = amx_attend_place_of(dtype, i / TILE_DEPTH + half);
                 if (load_count(dtype) == 32) {
                     a[half] = _mm512_maskz_mov_epi16(even, a[half]);
                     b[half] = _mm512_maskz_mov_epi16(odd, b[half]);

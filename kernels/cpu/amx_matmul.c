@@ -185,13 +185,13 @@ SIMD void block_rows(char *to, __m512i codes, const struct factors *f, const int
 }
 
 /* Loads 64 bytes of codes in the order of block_rows. */
-SIMD __m512i codes_load(const char *at) {
+SIMD __m512i amx_matmul_codes_load(const char *at) {
     const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
     return _mm512_permutexvar_epi64(order, _mm512_loadu_si512(at));
 }
 
 /* Moves `count` bits of each byte that begin at `from` to `to`. */
-SIMD __m512i codes_bits(__m512i all, const int from, const int count, const int to) {
+SIMD __m512i amx_matmul_codes_bits(__m512i all, const int from, const int count, const int to) {
     if (from > to) all = _mm512_srli_epi16(all, (unsigned)(from - to));
     if (from < to) all = _mm512_slli_epi16(all, (unsigned)(to - from));
     return _mm512_and_si512(all, _mm512_set1_epi8((char)(((1 << count) - 1) << to)));
@@ -200,10 +200,10 @@ SIMD __m512i codes_bits(__m512i all, const int from, const int count, const int 
 /* Returns the codes of quad `quad` of a block as bytes, or their values plus the offset. */
 SIMD __m512i amx_matmul_codes_of(const char *block, const int quad, const struct cpu_form form) {
     const struct cpu_quad at = cpu_quad_of(form.bits, form.parts, quad);
-    __m512i all = codes_load(block + (ptrdiff_t)64 * at.low_vector);
-    if (at.low < 8) all = codes_bits(all, at.low_bit, at.low, 0);
+    __m512i all = amx_matmul_codes_load(block + (ptrdiff_t)64 * at.low_vector);
+    if (at.low < 8) all = amx_matmul_codes_bits(all, at.low_bit, at.low, 0);
     if (at.high)
-        all = _mm512_or_si512(all, codes_bits(codes_load(block + (ptrdiff_t)64 * at.high_vector),
+        all = _mm512_or_si512(all, amx_matmul_codes_bits(amx_matmul_codes_load(block + (ptrdiff_t)64 * at.high_vector),
                                               at.high_bit, at.high, at.low));
     if (!form.values) return all;
     const __m128i values = _mm_add_epi8(_mm_loadu_si128((const __m128i *)cpu_values[form.values]),
@@ -597,7 +597,7 @@ SIMD void many_rows_some(const struct cpu_matmul_job *job, int64_t panel, int64_
     }
 }
 
-SIMD void few_rows(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
+SIMD void amx_matmul_few_rows(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
                    const int parts) {
     for (; count >= 4 && !widener_of(job->weight); count -= 4, first += 4)
         few_rows_four(job, first, group_of(job->weight, first, count >= 8 ? first + 4 : next),
@@ -605,7 +605,7 @@ SIMD void few_rows(const struct cpu_matmul_job *job, int64_t first, int64_t coun
     for (; count; count--, first++) few_rows_one(job, first, parts);
 }
 
-SIMD void many_rows(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
+SIMD void amx_matmul_many_rows(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
                     char *scratch, const int parts) {
     for (; count >= 2; count -= 2, first += 2)
         many_rows_some(job, first, count > 2 ? first + 2 : next, scratch, 2, parts);
@@ -627,9 +627,9 @@ SIMD void amx_matmul_multiply(const struct cpu_matmul_job *job, int64_t first, i
     }
     amx_configure(job->rows < 16 ? job->rows : 16, 6);
     if (job->rows > 16)
-        many_rows(job, first, count, next, scratch, parts);
+        amx_matmul_many_rows(job, first, count, next, scratch, parts);
     else
-        few_rows(job, first, count, next, parts);
+        amx_matmul_few_rows(job, first, count, next, parts);
     _tile_release();
     _mm_sfence(); /* completes the non-temporal stores before the barrier */
 }

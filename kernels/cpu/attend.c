@@ -170,14 +170,14 @@ struct norm_job {
 };
 
 /* This rank's heads of one kind: [first, first + count) of the model's `all`. */
-struct own_heads {
+struct attend_own_heads {
     int first, count, all;
 };
 
-static struct own_heads own_heads(const struct cpu_cache *cache, bool keys) {
+static struct attend_own_heads attend_own_heads(const struct cpu_cache *cache, bool keys) {
     const struct cpu_layer *layer = &cache->layers[0];
     int each = keys ? 1 : layer->group;
-    return (struct own_heads){layer->shard.first * each, layer->heads_kv * each,
+    return (struct attend_own_heads){layer->shard.first * each, layer->heads_kv * each,
                               layer->heads_model * each};
 }
 
@@ -202,7 +202,7 @@ static void square_rows(void *arg, int worker) {
             float *sums = (float *)job->cpu->squares.mem + (size_t)row * heads;
             memset(sums, 0, heads * sizeof *sums);
             for (int keys = 0; keys < 2; keys++) {
-                struct own_heads own = own_heads(cache, keys);
+                struct attend_own_heads own = attend_own_heads(cache, keys);
                 for (int h = 0; h < own.count; h++, x += layer->head_dim)
                     if (layer->shard.speaks)
                         sums[own.first + h] = cpu_squares_of(x, layer->head_dim);
@@ -223,7 +223,7 @@ static void attend_norm_rows(void *arg, int worker) {
             float *x = job->qkv + (size_t)row * qkv_stride(layer, false);
             const float *sums = (float *)job->cpu->squares.mem + (size_t)row * model_heads(cache);
             for (int keys = 0; keys < 2; keys++) {
-                struct own_heads own = own_heads(cache, keys);
+                struct attend_own_heads own = attend_own_heads(cache, keys);
                 const float *weight = job->norm[keys] + (size_t)(own.first * dim);
                 float sum = 0;
                 for (int h = 0; h < own.all; h++) sum += *sums++;
@@ -434,7 +434,7 @@ struct mass_work {
     struct cpu_tickets tickets; /* spans * heads_kv items */
 };
 
-static void add_mass(const struct mass_work *work, int item, int worker) {
+static void attend_add_mass(const struct mass_work *work, int item, int worker) {
     const struct cpu_attend_job *job = work->job;
     const struct kern_span *span = &job->batch->spans[item / job->heads_kv];
     int head = item % job->heads_kv;
@@ -466,7 +466,7 @@ static void attend_mass_items(void *arg, int worker) {
     struct mass_work *work = arg;
     int64_t end;
     for (int64_t i; (i = cpu_tickets_take(&work->tickets, 1, &end)) >= 0;)
-        add_mass(work, (int)i, worker);
+        attend_add_mass(work, (int)i, worker);
 }
 
 /* Passes over the keys a second time, for sequences whose rule adds up attention; the attention

@@ -375,7 +375,7 @@ static const struct cpu_kernels *choose_path(const char *name, const struct path
 
 /* Returns the kernels of a path; "auto" is the best path but never "reference". NULL: the processor
  * or the build lacks it. */
-static const struct cpu_kernels *choose(const char *name, struct fault *fault) {
+static const struct cpu_kernels *cpu_choose(const char *name, struct fault *fault) {
     struct path paths[PATHS_MAX];
     const int count = list_paths(paths);
     if (name && strcmp(name, "auto") != 0) return choose_path(name, paths, count, fault);
@@ -432,7 +432,7 @@ static int open_threads(struct cpu *cpu, int threads) {
 
 int cpu_open(const struct cpu_options *options, struct kern **out, struct fault *fault) {
     const struct comm *comm = options->comm ? options->comm : &comm_none;
-    const struct cpu_kernels *kernels = rounding(choose(options->path, fault), options, fault);
+    const struct cpu_kernels *kernels = rounding(cpu_choose(options->path, fault), options, fault);
     struct cpu *cpu = kernels ? mem_try_alloc(1, sizeof *cpu) : NULL;
     if (!cpu) {
         comm->ops->close(comm);

@@ -57,7 +57,7 @@ static void count_scope(const struct evict_search *search, const struct cpu_evic
     }
 }
 
-static void narrow(struct cpu_evict_scope *scope, const struct pass *pass, const uint32_t *bins) {
+static void cutoff_narrow(struct cpu_evict_scope *scope, const struct pass *pass, const uint32_t *bins) {
     uint32_t bin = pass->mask;
     while (bins[bin] < scope->wanted) {
         CHECK(bin > 0);
@@ -85,7 +85,7 @@ static int select_stage(const struct evict_search *search, enum stage stage) {
         if (rc) return rc;
         for (int p = 0; p < search->count; p++)
             if (search->scopes[p].open)
-                narrow(&search->scopes[p], &pass, search->bins + (size_t)p * CPU_EVICT_BINS);
+                cutoff_narrow(&search->scopes[p], &pass, search->bins + (size_t)p * CPU_EVICT_BINS);
         pass.decided |= pass.mask << pass.shift;
     }
     return 0;

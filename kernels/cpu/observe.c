@@ -416,7 +416,7 @@ struct evict_preference evict_preference(const struct evict_job *job, int stream
 
 /* ---- Every query as it comes ---- */
 
-static void add_mass(const struct view *view, const float *p, int32_t count) {
+static void observe_add_mass(const struct view *view, const float *p, int32_t count) {
     int32_t slots = view->stream.layer->page_slots;
     for (int32_t i = 0; i < count; i += slots) {
         float *score = cpu_cache_score(view->cache, view->stream.pages[i / slots]);
@@ -486,7 +486,7 @@ static void observe_meet(const struct view *view, const struct cpu_mass *mass, i
         float *p = work->logits + (size_t)(t * group) * work->stride + view->members;
         int32_t sees = query_at(mass, first + t).sees;
         join_heads(mass->group, p, work->stride, group, sees);
-        add_mass(view, p, sees);
+        observe_add_mass(view, p, sees);
     }
 }
 

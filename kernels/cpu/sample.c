@@ -548,7 +548,7 @@ static int32_t sample_choose(const float *adjusted, int vocab, const struct kern
 /* ---- Log-probabilities ---- */
 
 /* Returns 1 + the number of tokens before `token`. */
-static int32_t rank_of(const float *logits, int vocab, int32_t token) {
+static int32_t sample_rank_of(const float *logits, int vocab, int32_t token) {
     float x = logits[token];
     int32_t higher = 0, equal = 0;
     if (isnan(x)) { /* behind every number */
@@ -582,7 +582,7 @@ static void raw_logprobs(const float *logits, int vocab, const struct kern_sampl
     double top = maximum(logits, vocab);
     double norm = top + log(exp_sum(logits, vocab, top));
     out->logprob = (float)((double)logits[out->token] - norm);
-    out->rank = rank_of(logits, vocab, out->token);
+    out->rank = sample_rank_of(logits, vocab, out->token);
     int count = list_top(logits, vocab, p->top_count, out->top_token);
     for (int i = 0; i < count; i++)
         out->top_logprob[i] = (float)((double)logits[out->top_token[i]] - norm);

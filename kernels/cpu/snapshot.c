@@ -13,7 +13,7 @@ _Static_assert(sizeof(struct cpu_member) == sizeof(struct snapshot_member) &&
                    offsetof(struct cpu_member, gain) == offsetof(struct snapshot_member, gain),
                "members are copied as they lie");
 
-static struct snapshot_shape shape_of(const struct cpu_cache *cache) {
+static struct snapshot_shape snapshot_shape_of(const struct cpu_cache *cache) {
     return (struct snapshot_shape){.options = &cache->options,
                                    .layers = cache->shapes,
                                    .member_slots = cache->member_slots,
@@ -27,7 +27,7 @@ static struct snapshot_shape shape_of(const struct cpu_cache *cache) {
 size_t cpu_cache_snapshot_size(const struct cpu_cache *cache, int slot, int block) {
     CHECK(slot >= 0 && slot < cache->options.slots && block >= 0 &&
           block <= cache->streams + cache->options.states);
-    struct snapshot_shape shape = shape_of(cache);
+    struct snapshot_shape shape = snapshot_shape_of(cache);
     if (block == 0) return snapshot_arrays(&shape, cache->slots[slot].window).size;
     if (block > cache->streams) return snapshot_state_size(&shape);
     return snapshot_stream_size(&shape, block - 1, *cpu_cache_length(cache, slot, block - 1),
@@ -37,7 +37,7 @@ size_t cpu_cache_snapshot_size(const struct cpu_cache *cache, int slot, int bloc
 static void snapshot_export_slot(const struct cpu_cache *cache, int slot, char *to) {
     const struct cpu_cache_slot *state = &cache->slots[slot];
     const struct snapshot_slot head = {state->next_pos, state->window, state->measured};
-    struct snapshot_shape shape = shape_of(cache);
+    struct snapshot_shape shape = snapshot_shape_of(cache);
     struct snapshot_arrays at = snapshot_arrays(&shape, state->window);
     size_t window = (size_t)state->window;
     snapshot_write_head(&shape, &head, to);
@@ -79,7 +79,7 @@ static void export_members(const struct cpu_cache *cache, int slot, int stream, 
 }
 
 static void export_stream(const struct cpu_cache *cache, int slot, int stream, char *to) {
-    struct snapshot_shape shape = shape_of(cache);
+    struct snapshot_shape shape = snapshot_shape_of(cache);
     const struct cpu_stream view = cpu_cache_stream_at(cache, slot, stream);
     const int32_t length = view.length, pages = cpu_cache_pages_for(view.layer, length);
     memcpy(to, &length, sizeof length);
@@ -111,14 +111,14 @@ void cpu_cache_snapshot_export(const struct cpu_cache *cache, int slot, int bloc
 int cpu_cache_snapshot_check(const struct cpu_cache *cache, const struct kern_block *blocks,
                              int count, int32_t tokens, struct kern_report *report,
                              struct fault *fault) {
-    struct snapshot_shape shape = shape_of(cache);
+    struct snapshot_shape shape = snapshot_shape_of(cache);
     struct snapshot_slot slot;
     return snapshot_check(&shape, blocks, count, tokens, &slot, report, fault);
 }
 
 static int import_members(struct cpu_cache *cache, int slot, int stream,
                           const struct kern_block *block) {
-    struct snapshot_shape shape = shape_of(cache);
+    struct snapshot_shape shape = snapshot_shape_of(cache);
     const char *from;
     int row = cache->streams + stream;
     int32_t count = snapshot_members(&shape, stream, block, &from);
@@ -132,7 +132,7 @@ static int import_members(struct cpu_cache *cache, int slot, int stream,
 
 static int snapshot_import_stream(struct cpu_cache *cache, int slot, int stream,
                          const struct kern_block *block) {
-    struct snapshot_shape shape = shape_of(cache);
+    struct snapshot_shape shape = snapshot_shape_of(cache);
     uint32_t *table = cpu_cache_table(cache, slot, stream);
     const struct cpu_layer *layer = cpu_cache_layer(cache, stream);
     int32_t length = snapshot_length(block);
@@ -164,7 +164,7 @@ static int snapshot_import_state(struct cpu_cache *cache, int slot, int state,
 }
 
 static void import_arrays(struct cpu_cache *cache, int slot, const char *from) {
-    struct snapshot_shape shape = shape_of(cache);
+    struct snapshot_shape shape = snapshot_shape_of(cache);
     int32_t window = cache->slots[slot].window;
     struct snapshot_arrays at = snapshot_arrays(&shape, window);
     memcpy(cpu_cache_weights(cache, slot), from + at.weights, at.tau - at.weights);

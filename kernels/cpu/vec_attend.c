@@ -56,7 +56,7 @@ int VEC(attend_lanes)(const struct kern_cache_options *options) {
     return LANES;
 }
 
-static struct room *room_of(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
+static struct room *vec_attend_room_of(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                             void *scratch) {
     struct room *room = scratch;
     size_t width = (size_t)padded(job->head_dim);
@@ -474,7 +474,7 @@ static void vec_attend_finish(const struct cpu_attend_job *job, const struct cpu
 
 void VEC(attend)(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                  void *scratch) {
-    struct room *room = room_of(job, item, scratch);
+    struct room *room = vec_attend_room_of(job, item, scratch);
     const struct kern_span *span = &job->batch->spans[item->span];
     struct cpu_stream stream = cpu_cache_stream(job->cache, span->slot, job->layer, item->head);
     vec_attend_begin(job, item, &stream, room);

@@ -185,7 +185,7 @@ static const struct shape one_panel[ROWS] = {SHAPE_OF(1, 1), SHAPE_OF(2, 1), SHA
 static const struct shape more_panels[1] = {SHAPE_OF(1, 2)};
 #endif
 
-static const struct shape *shape_of(int rows, int panels) {
+static const struct shape *vec_matmul_shape_of(int rows, int panels) {
     return panels == 1 ? &one_panel[rows - 1] : &more_panels[rows - 1];
 }
 
@@ -214,7 +214,7 @@ static void add_groups(block_sums sum, const struct cpu_matmul_job *job,
                        const struct block_of_outputs *b, struct cpu_leaf leaf,
                        struct leaf_data in) {
     const struct kern_weight *w = job->weight;
-    const struct shape *shape = shape_of(b->rows, b->panels);
+    const struct shape *shape = vec_matmul_shape_of(b->rows, b->panels);
     const int64_t row_scales = w->panels * PANEL;
     block_sums part;
     memset(sum, 0, sizeof part);
@@ -235,7 +235,7 @@ static void add_groups(block_sums sum, const struct cpu_matmul_job *job,
 static void vec_matmul_one_leaf(block_sums sum, const struct cpu_matmul_job *job,
                      const struct block_of_outputs *b, struct cpu_leaf leaf) {
     const struct kern_weight *w = job->weight;
-    const struct shape *shape = shape_of(b->rows, b->panels);
+    const struct shape *shape = vec_matmul_shape_of(b->rows, b->panels);
     struct leaf_data in = {.x = job->x + b->row * w->cols + leaf.first,
                            .stride = w->cols,
                            .depth = w->depth,

@@ -27,7 +27,7 @@ static v16 load_part(const char *at, enum kern_dtype dtype, int64_t left) {
 /* The largest magnitude; not finite if any number is not, because 0 times such a number is NaN. The
  * remainder after whole vectors is loaded first, so that no call interrupts the loop's use of
  * registers. */
-SIMD float largest(const char *row, int64_t cols, const enum kern_dtype dtype) {
+SIMD float vec_quantize_largest(const char *row, int64_t cols, const enum kern_dtype dtype) {
     const size_t size = kern_dtype_bytes(dtype);
     const int64_t whole = cols / 16 * 16;
     v16 zero = v16_set(0), rest = load_part(row + (size_t)whole * size, dtype, cols - whole);
@@ -53,7 +53,7 @@ SIMD void vec_quantize_write_codes(uint8_t *codes, const char *row, int64_t cols
 }
 
 SIMD float quantize(uint8_t *codes, const char *row, int64_t cols, const enum kern_dtype dtype) {
-    float most = largest(row, cols, dtype);
+    float most = vec_quantize_largest(row, cols, dtype);
     if (!isfinite(most)) return most;
     float scale = quantize_scale(most);
     vec_quantize_write_codes(codes, row, cols, dtype, scale);

@@ -99,12 +99,12 @@ struct unit {
     uint32_t need;
 };
 
-static struct cpu_x_block *place_of(const struct rounding *row, int64_t place) {
+static struct cpu_x_block *vec_round_place_of(const struct rounding *row, int64_t place) {
     return &row->blocks[place * row->step];
 }
 
-static struct cpu_x_block *rest_of(const struct rounding *row, const struct group *g) {
-    return place_of(row, g->place + g->count);
+static struct cpu_x_block *vec_round_rest_of(const struct rounding *row, const struct group *g) {
+    return vec_round_place_of(row, g->place + g->count);
 }
 
 static int8_t *codes_at(const struct rounding *row, int64_t place) {
@@ -267,7 +267,7 @@ SIMD void vec_round_describe(const struct rounding *row, const struct group *g, 
     _mm256_storeu_ps(sums, _mm256_mask_mul_ps(nan, finite, power, _mm256_cvtepi32_ps(second)));
     _mm256_storeu_si256((__m256i *)starts,
                         _mm256_sub_epi32(bits, _mm256_mullo_epi32(offset, second)));
-    struct cpu_x_block *block = place_of(row, g->place);
+    struct cpu_x_block *block = vec_round_place_of(row, g->place);
     UNROLL for (int i = 0; i < GROUP; i++) {
         if (!whole && i == g->count) break;
         _mm_storeu_ps((float *)block, _mm256_castps256_ps128(four[i]));
@@ -313,7 +313,7 @@ SIMD void write_examined(const struct rounding *row, const struct group *g, cons
              (__mmask8)(finite | 1u << GROUP),
              _mm256_inserti128_si256(_mm256_castsi128_si256(sums), rest_sum, 1),
              _mm256_zextsi128_si256(_mm_maskz_mov_epi32(finite, sums_of_blocks(second))), whole);
-    locate_rest(rest_of(row, g), quad);
+    locate_rest(vec_round_rest_of(row, g), quad);
 }
 
 /* Returns whether the group has GROUP blocks, all whole. */
@@ -423,7 +423,7 @@ static int32_t divide_quad(const float *x, float by, bool finite, int8_t *low, i
 static void write_group(const struct rounding *row, const struct group *g, const struct unit *leaf,
                         const struct needs *needs) {
     const uint32_t at = needs->quad, of = at % GROUP, quad = at / GROUP;
-    struct cpu_x_block *rest = rest_of(row, g);
+    struct cpu_x_block *rest = vec_round_rest_of(row, g);
     int8_t *low = codes_at(row, g->place + of) + (ptrdiff_t)4 * quad;
     uint32_t sums[GROUP][2];
     int shift[GROUP];
@@ -437,7 +437,7 @@ static void write_group(const struct rounding *row, const struct group *g, const
         is_finite(needs->need[of]), low, codes_at(row, g->place + g->count));
     sums[of][quad / (CPU_QUADS / 2)] -= (uint32_t)parts << FINE;
     for (int i = 0; i < g->count; i++) {
-        struct cpu_x_block *block = place_of(row, g->place + i);
+        struct cpu_x_block *block = vec_round_place_of(row, g->place + i);
         const bool finite = is_finite(needs->need[i]); /* otherwise the codes mean nothing */
         const uint32_t first = finite ? sums[i][0] : 0, second = finite ? sums[i][1] : 0;
         vec_round_describe(row, block, leaf->unit, shift[i], (int32_t)(row->split ? first : first + second),
@@ -460,7 +460,7 @@ SIMD void each_group(const struct rounding *row, struct leaf *leaf, const bool w
     struct group g = {leaf->block, leaf->place, GROUP};
     for (int64_t left = leaf->count; left > 0; left -= GROUP) {
         if (left < GROUP) g.count = (int)left;
-        struct needs *needs = (struct needs *)(void *)rest_of(row, &g);
+        struct needs *needs = (struct needs *)(void *)vec_round_rest_of(row, &g);
         if (write) {
             write_group(row, &g, &leaf->unit, needs);
         } else {

@@ -36,7 +36,7 @@ static int passes(struct jinja_run *run, struct jinja_loop *loop, const struct j
 }
 
 /* *out MISSING at the end. */
-static int fetch(struct jinja_run *run, struct jinja_loop *loop, struct jinja_value *out) {
+static int loop_fetch(struct jinja_run *run, struct jinja_loop *loop, struct jinja_value *out) {
     *out = (struct jinja_value){.kind = JINJA_MISSING};
     while (loop->next < loop->source->count) {
         struct jinja_value item = loop->source->items[loop->next++];
@@ -53,7 +53,7 @@ static int fetch(struct jinja_run *run, struct jinja_loop *loop, struct jinja_va
 
 static int look_ahead(struct jinja_run *run, struct jinja_loop *loop) {
     if (loop->has_ahead) return 0;
-    int rc = fetch(run, loop, &loop->ahead);
+    int rc = loop_fetch(run, loop, &loop->ahead);
     loop->has_ahead = !rc;
     return rc;
 }
@@ -78,7 +78,7 @@ static int settle_filter(struct jinja_run *run, struct jinja_loop *loop) {
     struct jinja_value rest, item;
     int rc = jinja_list_open(run, JINJA_LIST, 0, &rest);
     while (!rc) {
-        rc = fetch(run, loop, &item);
+        rc = loop_fetch(run, loop, &item);
         if (rc || item.kind == JINJA_MISSING) break;
         rc = jinja_list_add(run, rest.list, &item);
     }

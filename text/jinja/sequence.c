@@ -321,7 +321,7 @@ FILTER(attr) {
 /* map, select and reject */
 
 /* The arguments after the first `skipped`. */
-static struct jinja_args rest_of(const struct jinja_args *args, uint32_t skipped) {
+static struct jinja_args sequence_rest_of(const struct jinja_args *args, uint32_t skipped) {
     struct jinja_args rest = *args;
     rest.items += skipped;
     rest.count -= skipped;
@@ -347,7 +347,7 @@ static int map_filter(struct jinja_run *run, const struct jinja_list *list,
     struct jinja_value mapped, item;
     int rc = jinja_enter(run); /* the filter may be map again */
     if (rc) return rc;
-    struct jinja_args rest = rest_of(args, 1);
+    struct jinja_args rest = sequence_rest_of(args, 1);
     rc = find_named(run, &args->items[0], true, &filter);
     if (!rc) rc = jinja_list_open(run, JINJA_GENERATOR, list->count, &mapped);
     for (uint32_t i = 0; !rc && i < list->count; i++) {
@@ -391,7 +391,7 @@ static int pick(struct jinja_run *run, const struct jinja_value *self,
         verdict = list->items[i];
         if (by_attribute) rc = jinja_path(run, &list->items[i], &args->items[0], &verdict);
         if (!rc && test) {
-            struct jinja_args rest = rest_of(args, skipped + 1);
+            struct jinja_args rest = sequence_rest_of(args, skipped + 1);
             struct jinja_value subject = verdict;
             rc = test->call(run, &subject, &rest, &verdict);
         }

@@ -25,14 +25,14 @@ void tok_added_put(struct tok *tok, const struct tok_added *added) {
     matcher->tokens[matcher->count++] = *added;
 }
 
-static int compare(const char *a, size_t a_size, const char *b, size_t b_size) {
+static int added_compare(const char *a, size_t a_size, const char *b, size_t b_size) {
     int order = memcmp(a, b, a_size < b_size ? a_size : b_size);
     return order ? order : (a_size > b_size) - (a_size < b_size);
 }
 
 static int compare_added(const void *a, const void *b, void *text) {
     const struct tok_added *x = a, *y = b;
-    return compare((char *)text + x->pattern, x->pattern_size, (char *)text + y->pattern,
+    return added_compare((char *)text + x->pattern, x->pattern_size, (char *)text + y->pattern,
                    y->pattern_size);
 }
 
@@ -79,7 +79,7 @@ int tok_added_finish(struct tok *tok, struct fault *fault) {
 
 /* Narrows [*low, *high), whose patterns share `depth` bytes, to those that continue with `byte`.
  * Patterns that end at `depth` sort first. */
-static void narrow(const struct tok *tok, const struct tok_matcher *matcher, size_t depth,
+static void added_narrow(const struct tok *tok, const struct tok_matcher *matcher, size_t depth,
                    unsigned char byte, size_t *low, size_t *high) {
     size_t bounds[2];
     for (int side = 0; side < 2; side++) {
@@ -116,13 +116,13 @@ static enum trust trust_of(const struct tok_text *text, size_t span, size_t at, 
 /* The longest token at `at`. `span` is the first that ends after it. *plain: it is a special token
  * that may not be recognised here, so its text is text. Where a request's bytes would only lengthen
  * what the template wrote, the longest token that they do not touch counts. */
-static const struct tok_added *longest_at(const struct tok *tok, const struct tok_matcher *matcher,
+static const struct tok_added *added_longest_at(const struct tok *tok, const struct tok_matcher *matcher,
                                           bool specials, const struct tok_text *text, size_t span,
                                           size_t at, bool *plain) {
     const struct tok_added *best = NULL;
     size_t low = 0, high = matcher->count;
     for (size_t depth = 0; at + depth < text->size; depth++) {
-        narrow(tok, matcher, depth, (unsigned char)text->s[at + depth], &low, &high);
+        added_narrow(tok, matcher, depth, (unsigned char)text->s[at + depth], &low, &high);
         if (low == high) break;
         const struct tok_added *t = &matcher->tokens[low];
         if (t->pattern_size != depth + 1) continue;
@@ -189,7 +189,7 @@ bool tok_added_find(const struct tok *tok, const struct tok_matcher *matcher, bo
         while (match->span < text->span_count && text->spans[match->span].end <= at) match->span++;
         bool plain = false;
         const struct tok_added *token =
-            longest_at(tok, matcher, specials, text, match->span, at, &plain);
+            added_longest_at(tok, matcher, specials, text, match->span, at, &plain);
         if (!token) {
             at++;
             continue;

@@ -180,7 +180,7 @@ static int read_arrays(const struct gguf *gguf, struct arrays *a, struct fault *
     return 0;
 }
 
-static int type_of(const struct arrays *a, int32_t id) {
+static int gguf_type_of(const struct arrays *a, int32_t id) {
     return a->types ? (int)gguf_element_int(a->types, (size_t)id) : NORMAL;
 }
 
@@ -241,7 +241,7 @@ static int load_tokens(struct tok *tok, const struct gguf *gguf, const struct ar
     if (!rc) rc = tok_added_reserve(tok, a->tokens->count, fault);
     bool phi3 = !rc && is(&arch, "phi3");
     while (!rc && gguf_next(a->tokens, &at, &name)) {
-        int type = type_of(a, id);
+        int type = gguf_type_of(a, id);
         if (tok->unknown < 0 && type == UNKNOWN) tok->unknown = id;
         if (words) name = word_name(&name, type, own);
         rc = put_token(tok, id++, type, phi3, &name, fault);
@@ -281,7 +281,7 @@ static int compare_scores(const void *a, const void *b, void *arg) {
 /* Returns whether merges may make the token. Byte, control and unknown tokens are no text, so
  * nothing merges into them. */
 static bool is_merged(const struct arrays *a, int32_t id) {
-    int type = type_of(a, id);
+    int type = gguf_type_of(a, id);
     return type != BYTE && type != CONTROL && type != UNKNOWN;
 }
 

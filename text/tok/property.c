@@ -91,7 +91,7 @@ static bool is_surrogate(uint32_t code) {
 }
 
 /* Compares code points; the missing ones go to `lacks`. */
-static enum known compare(struct unicode_property property, const bool *has, struct buf *lacks) {
+static enum known property_compare(struct unicode_property property, const bool *has, struct buf *lacks) {
     struct unicode_range range;
     enum known known = SAME;
     uint32_t code = 0;
@@ -121,7 +121,7 @@ static int learn(struct unicode_property property) {
     enum known known = OTHER;
     buf_open(&lacks, RANGES_BYTES);
     if (text && has && ask(unicode_property_name(property), text, write_scalars(text), has))
-        known = compare(property, has, &lacks);
+        known = property_compare(property, has, &lacks);
     bool failed = !text || !has || lacks.failed;
     if (!failed && known == LACKING) {
         compared[property.set].lacks = lacks.data;

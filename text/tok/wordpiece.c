@@ -17,7 +17,7 @@ static bool begins_char(char c) {
 }
 
 /* The token that piece[at, *end) is, of those that begin at `at` the longest; -1: there is none. */
-static int32_t longest_at(const struct tok *tok, const char *piece, size_t size, size_t at,
+static int32_t wordpiece_longest_at(const struct tok *tok, const char *piece, size_t size, size_t at,
                           size_t *end) {
     const char *prefix = tok->text + tok->word_prefix;
     const size_t before = at > 0 ? tok->word_prefix_size : 0;
@@ -38,7 +38,7 @@ int tok_wordpiece(struct tok_encoder *e, const char *piece, size_t size) {
     const size_t first = e->count;
     if (count_chars(piece, size) > (size_t)tok->word_chars_max) return tok_emit(e, tok->unknown);
     for (size_t at = 0, end = 0; at < size; at = end) {
-        const int32_t id = longest_at(tok, piece, size, at, &end);
+        const int32_t id = wordpiece_longest_at(tok, piece, size, at, &end);
         if (id < 0) {
             e->count = first; /* the tokens of its beginning do not count */
             return tok_emit(e, tok->unknown);
