@@ -553,7 +553,8 @@ static bool report_usage_error(const char *text) {
 }
 
 /* Returns false if an option was refused, and after --help. */
-static bool chat_read_option(struct chat *chat, int option, char *key, size_t key_size, int *status) {
+static bool chat_read_option(struct chat *chat, int option, char *key, size_t key_size,
+                             int *status) {
     struct dialogue_settings *settings = &chat->settings;
     char *end;
     switch (option) {

@@ -34,7 +34,7 @@ static int first_of(struct automaton *a, uint32_t state, const char *list,
  * ends the word, or one that the word does not have yet. -1: no byte may follow. *choices: 2 if
  * more than one byte may follow. */
 static int ahead_choose(struct automaton *a, uint32_t state, int last, const struct word *word,
-                  int *choices) {
+                        int *choices) {
     const char *ends = word->quoted ? "\"" : "\"}],:";
     static const char inner[] = "a@.1-T:/e0";
     static const struct byte_set none;

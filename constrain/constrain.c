@@ -52,7 +52,7 @@ static const char *field_of(const struct constrain_part *part) {
 }
 
 static uint32_t constrain_fail(struct building *b, int rc, const struct constrain_part *part,
-                     const char *text) {
+                               const char *text) {
     if (b->rc == 0 && b->pool.rc == 0) b->rc = fault_set(b->fault, rc, field_of(part), "%s", text);
     return NODE_NONE;
 }
@@ -156,9 +156,10 @@ static int constrain_build(struct building *b, const struct constrain_part *part
     *root = part_node(b, part);
     int rc = b->rc != 0 ? b->rc : rules_prepare(&b->pool, *root, root, &rule);
     if (rc == ERR_UNSUPPORTED && b->rc == 0)
-        constrain_fail(b, rc, part,
-             "a rule that begins with itself by way of other rules (left recursion) is not "
-             "supported");
+        constrain_fail(
+            b, rc, part,
+            "a rule that begins with itself by way of other rules (left recursion) is not "
+            "supported");
     if (rc == 0 && b->pool.rc == 0 && *root == NODE_NONE)
         rc = (constrain_fail(b, ERR_INVALID, part, "no text satisfies it"), ERR_INVALID);
     return constrain_finish(b, part, rc);
@@ -226,7 +227,7 @@ static uint64_t work_for(const struct constrain_part *part) {
 
 /* Compiles into *c. */
 static int constrain_compile(struct constrain *c, const struct constrain_part *part,
-                   const struct constrain_tokens *tokens, struct fault *fault) {
+                             const struct constrain_tokens *tokens, struct fault *fault) {
     struct building b = {.fault = fault};
     uint32_t root;
     if (!node_pool_open(&b.pool, CONSTRAIN_NODES_MAX))
@@ -249,7 +250,8 @@ int constrain_open(const struct constrain_part *part, const struct constrain_tok
     struct constrain *c = mem_try_alloc(1, sizeof *c);
     if (c == NULL) return fault_set(fault, ERR_NOMEM, field_of(part), "%s", err_text(ERR_NOMEM));
     c->budget = budget;
-    int rc = charge(c, CONSTRAIN_COMPILE_BYTES) ? constrain_compile(c, part, tokens, fault) : ERR_FULL;
+    int rc =
+        charge(c, CONSTRAIN_COMPILE_BYTES) ? constrain_compile(c, part, tokens, fault) : ERR_FULL;
     if (rc == 0) {
         (void)charge(c, constrain_size_of(c));
         *out = c;
@@ -284,7 +286,8 @@ static struct kept *find_kept(struct constrain *c, const struct constrain_at *at
 
 /* Moves an answer on from `at` to `to`, whose state is of the present generation, and records the
  * new state in the ring. */
-static void constrain_go_on(struct constrain *c, struct constrain_at *at, const struct constrain_at *to) {
+static void constrain_go_on(struct constrain *c, struct constrain_at *at,
+                            const struct constrain_at *to) {
     struct kept *kept = at->generation != 0 ? find_kept(c, at) : NULL;
     if (kept == NULL) {
         kept = &c->kept[c->next_kept];
@@ -435,7 +438,7 @@ static void charge_all(struct constrain *c, struct constrain_at *at, bool may_wa
 }
 
 static int constrain_look(struct constrain *c, struct constrain_at *at, const struct question *q,
-                struct constrain_effort *effort) {
+                          struct constrain_effort *effort) {
     struct node_pool *pool = &c->automaton.pool;
     uint64_t most = effort->work;
     size_t again = at->again;

@@ -133,8 +133,8 @@ static uint32_t gbnf_read_repeated(struct grammar *g) {
 
 static uint32_t gbnf_read_sequence(struct grammar *g) {
     uint32_t mark = g->pool->scratch_count, node = NODE_EMPTY;
-    for (gbnf_skip_space(g); !grammar_ended(g) && grammar_peek(g) != '|' && grammar_peek(g) != ')' &&
-                        (g->depth > 0 || !at_rule(g));
+    for (gbnf_skip_space(g); !grammar_ended(g) && grammar_peek(g) != '|' &&
+                             grammar_peek(g) != ')' && (g->depth > 0 || !at_rule(g));
          gbnf_skip_space(g))
         node_push(g->pool, gbnf_read_repeated(g));
     while (g->pool->scratch_count > mark) node = node_seq(g->pool, node_pop(g->pool), node);

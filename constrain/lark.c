@@ -65,7 +65,8 @@ static void lark_skip_blank(struct grammar *g) {
 }
 
 static void skip_lines(struct grammar *g) {
-    for (lark_skip_blank(g); grammar_peek(g) == '\n' && g->at < g->size; lark_skip_blank(g)) g->at++;
+    for (lark_skip_blank(g); grammar_peek(g) == '\n' && g->at < g->size; lark_skip_blank(g))
+        g->at++;
 }
 
 /* Skips space. A line may end inside a group, elsewhere only if the next line begins with '|'. */
@@ -238,7 +239,8 @@ static bool ends_sequence(const struct grammar *g) {
 static uint32_t lark_read_sequence(struct lark *l) {
     struct grammar *g = l->g;
     uint32_t mark = g->pool->scratch_count, node = NODE_EMPTY;
-    for (lark_skip_space(l); !ends_sequence(g); lark_skip_space(l)) node_push(g->pool, lark_read_repeated(l));
+    for (lark_skip_space(l); !ends_sequence(g); lark_skip_space(l))
+        node_push(g->pool, lark_read_repeated(l));
     while (g->pool->scratch_count > mark) node = node_seq(g->pool, node_pop(g->pool), node);
     if (grammar_take(g, "->")) {
         lark_skip_blank(g);

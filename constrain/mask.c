@@ -87,7 +87,7 @@ static bool pays(struct automaton *a, uint32_t visited) {
 }
 
 static bool mask_walk(const struct mask_maker *maker, struct automaton *a, const struct trie *trie,
-                 uint32_t start, uint32_t *mask) {
+                      uint32_t start, uint32_t *mask) {
     const struct trie_node *nodes = trie->nodes;
     uint32_t *path = maker->path;
     path[0] = start;
@@ -194,7 +194,7 @@ static uint32_t after_plain(struct automaton *a, uint32_t state, int count) {
 /* Adds the plain tokens. Those with no more characters than may be chosen freely have a ready mask;
  * a walk finds the others. */
 static bool mask_add_plain(const struct mask_maker *maker, struct automaton *a,
-                      const struct token_tier *tier, uint32_t state, uint32_t *mask) {
+                           const struct token_tier *tier, uint32_t state, uint32_t *mask) {
     int count = free_characters(a, state);
     if (a->pool.rc != 0) return false;
     for (size_t i = 0; count > 0 && i < maker->tokens->words; i++)
@@ -227,7 +227,8 @@ static const uint32_t *make_tier(struct mask_maker *maker, struct automaton *a, 
     uint32_t slot = maker->next, *mask = next_mask(maker, a);
     if (mask == NULL) return NULL;
     maker->owner[slot] = (struct mask_owner){state, i};
-    bool made = mask_add_plain(maker, a, tier, state, mask) && mask_walk(maker, a, &tier->rest, state, mask);
+    bool made = mask_add_plain(maker, a, tier, state, mask) &&
+                mask_walk(maker, a, &tier->rest, state, mask);
     if (slot == maker->count) maker->count++;
     if (!made) return NULL;
     a->states[state].mask[i] = slot + 1;

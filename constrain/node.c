@@ -112,7 +112,7 @@ static uint32_t hash_of(const struct wanted *wanted) {
 }
 
 static bool node_is_same(const struct node_pool *pool, const struct node *x,
-                    const struct wanted *wanted) {
+                         const struct wanted *wanted) {
     const struct node *y = &wanted->node;
     if (x->kind != y->kind || x->b != y->b) return false;
     if (wanted->set != NULL)
@@ -677,7 +677,7 @@ static uint32_t words_from(struct node_pool *pool, const struct node_word *words
     if (depth > CONSTRAIN_DEPTH_MAX * 4) pool->rc = ERR_LIMIT;
     if (pool->rc != 0) return NODE_NONE;
     size_t shared = node_shared_size(&words[0], &words[count - 1],
-                                at); /* the list is sorted, so all words share it */
+                                     at); /* the list is sorted, so all words share it */
     uint32_t mark = pool->scratch_count;
     size_t first = 0;
     while (first < count && words[first].size == shared) first++;

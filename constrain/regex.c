@@ -140,7 +140,8 @@ static int64_t escaped_point(struct reader *r, uint32_t letter) {
         return 7;
     default:
         if (letter >= '1' && letter <= '9')
-            return regex_refuse(r, ERR_UNSUPPORTED, "a back reference, which is not supported,"), -1;
+            return regex_refuse(r, ERR_UNSUPPORTED, "a back reference, which is not supported,"),
+                   -1;
         if (letter < 128 && (letter | 32) >= 'a' && (letter | 32) <= 'z')
             return regex_refuse(r, ERR_UNSUPPORTED, "an escape that is not supported"), -1;
         return letter;
@@ -362,9 +363,11 @@ static bool read_quantifier(struct reader *r, uint32_t *min, uint32_t *max) {
         *max = 1;
     else if (!regex_take(r, "*") && !regex_read_bounds(r, min, max))
         return false;
-    if (*min > *max) regex_refuse(r, ERR_INVALID, "a repetition whose bounds are in the wrong order");
+    if (*min > *max)
+        regex_refuse(r, ERR_INVALID, "a repetition whose bounds are in the wrong order");
     regex_take(r, "?"); /* a lazy quantifier describes the same texts */
-    if (next_is(r, "+")) regex_refuse(r, ERR_UNSUPPORTED, "a possessive quantifier, not supported,");
+    if (next_is(r, "+"))
+        regex_refuse(r, ERR_UNSUPPORTED, "a possessive quantifier, not supported,");
     return true;
 }
 
@@ -374,7 +377,8 @@ static uint32_t read_term(struct reader *r) {
         if (r->rc == 0 && count > CONSTRAIN_QUANTIFIERS)
             return regex_refuse(r, ERR_LIMIT, "too many quantifiers in a row");
         if (r->terms[term].asserts)
-            return regex_refuse(r, ERR_UNSUPPORTED, "an assertion inside a repetition, not supported,");
+            return regex_refuse(r, ERR_UNSUPPORTED,
+                                "an assertion inside a repetition, not supported,");
         term =
             add_term(r, &(struct term){.kind = TERM_REPEAT, .last = term, .min = min, .max = max});
     }

@@ -59,7 +59,8 @@ static struct schema_index *index_of(struct schema *s) {
 
 /* Returns the place of a name in the table, or the free place where it would go. Many names with
  * the same hash make the search long, so each comparison counts as work. NULL: too much work. */
-static const cJSON **index_slot_of(struct schema *s, const struct member_table *table, const char *name) {
+static const cJSON **index_slot_of(struct schema *s, const struct member_table *table,
+                                   const char *name) {
     uint32_t at = schema_hash(name) & (table->size - 1);
     while (table->slots[at] != NULL && strcmp(table->slots[at]->string, name) != 0) {
         if (!node_work(s->pool, 1)) return NULL;
@@ -144,7 +145,8 @@ static void walk_named(struct schema *s, struct schema_index *index, const cJSON
     if (cJSON_IsString(old))
         index_add_named(s, index, (struct schema_named){old->valuestring, "id", tree, resource});
     if (cJSON_IsString(anchor))
-        index_add_named(s, index, (struct schema_named){anchor->valuestring, "$anchor", tree, resource});
+        index_add_named(s, index,
+                        (struct schema_named){anchor->valuestring, "$anchor", tree, resource});
     if (resource != s->root && cJSON_IsObject(tree) && json_get(tree, "$ref") != NULL)
         add_place(s, index, (struct ref_place){tree, resource});
     cJSON_ArrayForEach(child, tree) {

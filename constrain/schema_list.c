@@ -17,7 +17,7 @@ static uint32_t separated(struct schema *s, bool first, uint32_t element, uint32
 }
 
 static bool list_fits(struct schema *s, const struct element_list *list, const char *keyword,
-                 uint64_t entries) {
+                      uint64_t entries) {
     if (entries > TABLE_MAX)
         schema_refuse(s, ERR_LIMIT, list->at, keyword,
                       "the numbers of elements that it has to tell apart are too large");
@@ -68,7 +68,8 @@ static void last_row(struct contains *c, uint32_t *row) {
     }
 }
 
-static void list_fill_row(struct contains *c, uint32_t place, const uint32_t *below, uint32_t *row) {
+static void list_fill_row(struct contains *c, uint32_t place, const uint32_t *below,
+                          uint32_t *row) {
     uint32_t any = element_at(c, place, false), element = element_at(c, place, true);
     for (uint32_t count = 0; count <= c->top; count++) {
         bool may_end = place > 0 && place >= c->list->min && count >= c->min;
@@ -137,7 +138,7 @@ struct values {
 
 /* Adds a value to the list, if elements may have it. false: there are too many, or an error. */
 static bool list_add_value(struct schema *s, const struct element_list *list, const cJSON *value,
-                      struct values *out) {
+                           struct values *out) {
     const struct conjunction *elements = list->rest;
     const char *text = schema_canonical(s, value);
     struct conjunction all = schema_open(s, elements->count + 1);

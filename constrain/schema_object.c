@@ -358,7 +358,8 @@ static uint32_t others_node(struct object *o, uint32_t count) {
 /* Fills row `i` of the table from row i + 1. An entry is the text that may follow when the first i
  * names have been dealt with and `count` members were written (counted up to `most`). The empty
  * object is not included. */
-static void object_fill_row(struct object *o, int i, uint32_t most, const uint32_t *below, uint32_t *row) {
+static void object_fill_row(struct object *o, int i, uint32_t most, const uint32_t *below,
+                            uint32_t *row) {
     struct node_pool *pool = o->s->pool;
     const struct named *named = &o->names[i];
     for (uint32_t count = 0; count <= most; count++) {

@@ -141,7 +141,8 @@ static const cJSON *negate_values(struct schema *s, const cJSON *values) {
         if (one == NULL) return NULL;
         rewrite_put(cJSON_IsString(child) ? strings : list, NULL, one);
     }
-    if (strings != NULL && strings->child != NULL) rewrite_put(list, NULL, new_not(s, "enum", strings));
+    if (strings != NULL && strings->child != NULL)
+        rewrite_put(list, NULL, new_not(s, "enum", strings));
     return node;
 }
 
@@ -202,8 +203,8 @@ static const cJSON *negate_all(struct schema *s, const cJSON *schemas, const cha
 /* Keywords about sizes: the type that each applies to, and the keyword of its opposite. */
 static const struct size_keyword {
     const char *name, *type, *opposite;
-    int step; /* what the opposite adds to a count; 0: the keyword bounds numbers, and its opposite has
-                 the same value */
+    int step; /* what the opposite adds to a count; 0: the keyword bounds numbers, and its opposite
+                 has the same value */
 } size_keywords[] = {
     {"minLength", "string", "maxLength", -1},
     {"maxLength", "string", "minLength", 1},

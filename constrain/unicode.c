@@ -136,7 +136,8 @@ uint32_t point_set_node(struct node_pool *pool, struct point_set *set) {
     struct sequences s = {.pool = pool};
     if (set->failed) pool->rc = ERR_NOMEM;
     normalise(set);
-    for (uint32_t i = 0; i < set->count; i++) unicode_split(&s, set->ranges[i].first, set->ranges[i].last);
+    for (uint32_t i = 0; i < set->count; i++)
+        unicode_split(&s, set->ranges[i].first, set->ranges[i].last);
     uint32_t node = node_alt(pool, s.list, s.count);
     mem_free(s.list);
     return node;

@@ -307,8 +307,9 @@ static bool add_part_bytes(void *arg, const struct hub_answer *answer, const cha
     return true;
 }
 
-/* Fetches what is missing. An attempt that brought PROGRESS_BYTES new bytes does not count as failed.
- * So the number of attempts is bounded by the file's size over PROGRESS_BYTES, plus a few. */
+/* Fetches what is missing. An attempt that brought PROGRESS_BYTES new bytes does not count as
+ * failed. So the number of attempts is bounded by the file's size over PROGRESS_BYTES, plus a few.
+ */
 static int fetch_rest(struct part *part, struct fault *fault) {
     struct hub *hub = part->hub;
     struct hub_answer answer = {0};

@@ -58,8 +58,8 @@ static double rank_find_cut(const struct fit_eviction *e, const float *log_ages,
     return cut;
 }
 
-/* Returns how many of the measured unprotected entries are kept. The part of them that is kept is the
- * part of all unprotected entries for which the budget has places. */
+/* Returns how many of the measured unprotected entries are kept. The part of them that is kept is
+ * the part of all unprotected entries for which the budget has places. */
 static double rank_places_wanted(const struct fit_eviction *e, int from, int to) {
     const double protected = FIT_SINKS + FIT_RECENT, free = (double)e->pos - protected;
     const double part = free > 0 ? fmax(e->budget - protected, 0) / free : 0;

@@ -1,6 +1,7 @@
 /* Tensor parallelism as a backend (kernels/ranks.h): hands every operation to all ranks at once,
- * translates addresses (ranks_memory.c), and checks that the arrays it gets are split as the operation expects. Rank
- * 0's addresses stand for the array on all ranks, so the layer loop needs no knowledge of ranks. */
+ * translates addresses (ranks_memory.c), and checks that the arrays it gets are split as the
+ * operation expects. Rank 0's addresses stand for the array on all ranks, so the layer loop needs
+ * no knowledge of ranks. */
 #include "kernels/ranks.h"
 
 #include <stdio.h>
@@ -67,7 +68,8 @@ struct op {
 static void embed_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    kern->ops->embed(kern, ranks_view_on(op->y, rank), op->weight->rank[rank], op->scale, op->index, op->rows);
+    kern->ops->embed(kern, ranks_view_on(op->y, rank), op->weight->rank[rank], op->scale, op->index,
+                     op->rows);
 }
 
 static void op_embed(struct kern *kern, float *x, const struct kern_weight *table, float scale,
@@ -84,8 +86,8 @@ static void op_embed(struct kern *kern, float *x, const struct kern_weight *tabl
 static void norm_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    kern->ops->rms_norm(kern, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank), ranks_view_on(op->a, rank), op->rows, op->dim,
-                        op->eps);
+    kern->ops->rms_norm(kern, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank),
+                        ranks_view_on(op->a, rank), op->rows, op->dim, op->eps);
 }
 
 static void op_rms_norm(struct kern *kern, float *y, const float *x, const float *weight, int rows,
@@ -103,8 +105,9 @@ static void op_rms_norm(struct kern *kern, float *y, const float *x, const float
 static void layer_norm_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    kern->ops->layer_norm(kern, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank), ranks_view_on(op->a, rank), ranks_view_on(op->b, rank),
-                          op->rows, op->dim, op->eps);
+    kern->ops->layer_norm(kern, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank),
+                          ranks_view_on(op->a, rank), ranks_view_on(op->b, rank), op->rows, op->dim,
+                          op->eps);
 }
 
 static void op_layer_norm(struct kern *kern, float *y, const float *x, const float *weight,
@@ -128,16 +131,18 @@ static void add_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) 
 
 static void op_add(struct kern *kern, float *y, const float *x, int rows, int dim) {
     struct ranks *ranks = ranks_of(kern);
-    struct op op = {
-        .x = ranks_view_as(ranks, x, false), .y = ranks_view_as(ranks, y, false), .rows = rows, .dim = dim};
+    struct op op = {.x = ranks_view_as(ranks, x, false),
+                    .y = ranks_view_as(ranks, y, false),
+                    .rows = rows,
+                    .dim = dim};
     ranks_each(ranks, add_on, &op);
 }
 
 static void add_norm_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    kern->ops->add_norm(kern, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank), ranks_view_on(op->a, rank), op->rows, op->dim,
-                        op->eps);
+    kern->ops->add_norm(kern, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank),
+                        ranks_view_on(op->a, rank), op->rows, op->dim, op->eps);
 }
 
 static void op_add_norm(struct kern *kern, float *y, float *x, const float *weight, int rows,
@@ -156,7 +161,8 @@ static void op_add_norm(struct kern *kern, float *y, float *x, const float *weig
 static void soft_cap_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    if (rank == 0) kern->ops->soft_cap(kern, ranks_view_on(op->y, rank), op->rows, op->dim, op->scale);
+    if (rank == 0)
+        kern->ops->soft_cap(kern, ranks_view_on(op->y, rank), op->rows, op->dim, op->scale);
 }
 
 static void op_soft_cap(struct kern *kern, float *x, int rows, int dim, float cap) {
@@ -168,8 +174,8 @@ static void op_soft_cap(struct kern *kern, float *x, int rows, int dim, float ca
 static void matmul_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    kern->ops->matmul(kern, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank), op->weight->rank[rank],
-                      ranks_view_on(op->a, rank), op->rows, op->mode);
+    kern->ops->matmul(kern, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank),
+                      op->weight->rank[rank], ranks_view_on(op->a, rank), op->rows, op->mode);
 }
 
 static void op_matmul(struct kern *kern, float *y, const float *x, const struct kern_weight *weight,
@@ -177,7 +183,8 @@ static void op_matmul(struct kern *kern, float *y, const float *x, const struct 
     struct ranks *ranks = ranks_of(kern);
     bool splits = weight->shard == KERN_SHARD_ROWS, joins = weight->shard == KERN_SHARD_COLS;
     struct op op = {.x = ranks_view_as(ranks, x, joins),
-                    .y = mode == KERN_ADD ? ranks_view_as(ranks, y, splits) : ranks_view_to(ranks, y, splits),
+                    .y = mode == KERN_ADD ? ranks_view_as(ranks, y, splits)
+                                          : ranks_view_to(ranks, y, splits),
                     .a = ranks_view_as(ranks, bias, false),
                     .weight = weight,
                     .rows = rows,
@@ -188,7 +195,8 @@ static void op_matmul(struct kern *kern, float *y, const float *x, const struct 
 static void glu_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    kern->ops->glu(kern, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank), op->rows, op->dim, op->activation);
+    kern->ops->glu(kern, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank), op->rows, op->dim,
+                   op->activation);
 }
 
 static void op_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_ff,
@@ -205,8 +213,8 @@ static void op_glu(struct kern *kern, float *y, const float *gate_up, int rows, 
 static void glu_apart_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    kern->ops->glu_apart(kern, ranks_view_on(op->y, rank), ranks_view_on(op->a, rank), ranks_view_on(op->b, rank), op->stride,
-                         op->rows, op->dim, op->activation);
+    kern->ops->glu_apart(kern, ranks_view_on(op->y, rank), ranks_view_on(op->a, rank),
+                         ranks_view_on(op->b, rank), op->stride, op->rows, op->dim, op->activation);
 }
 
 /* Every rank computes its part of split rows, and all of whole ones. */
@@ -229,7 +237,8 @@ static void op_glu_apart(struct kern *kern, float *y, const float *gate, const f
 static void scale_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    kern->ops->scale(kern, ranks_view_on(op->y, rank), ranks_view_on(op->a, rank), op->rows, op->dim);
+    kern->ops->scale(kern, ranks_view_on(op->y, rank), ranks_view_on(op->a, rank), op->rows,
+                     op->dim);
 }
 
 static void op_scale(struct kern *kern, float *x, const float *factor, int rows, int dim) {
@@ -244,7 +253,8 @@ static void op_scale(struct kern *kern, float *x, const float *factor, int rows,
 static void open_gates_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    kern->ops->open_gates(kern, ranks_view_on(op->y, rank), ranks_view_on(op->a, rank), op->rows, op->dim, op->one);
+    kern->ops->open_gates(kern, ranks_view_on(op->y, rank), ranks_view_on(op->a, rank), op->rows,
+                          op->dim, op->one);
 }
 
 /* With one gate for each row, every rank has all gates. */
@@ -262,8 +272,8 @@ static void op_open_gates(struct kern *kern, float *x, const float *gates, int r
 static void experts_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    kern->ops->experts(kern, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank), ranks_view_on(op->a, rank),
-                       op->experts->rank[rank], op->rows);
+    kern->ops->experts(kern, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank),
+                       ranks_view_on(op->a, rank), op->experts->rank[rank], op->rows);
 }
 
 static void op_experts(struct kern *kern, float *y, const float *x, const float *logits,
@@ -280,7 +290,8 @@ static void op_experts(struct kern *kern, float *y, const float *x, const float 
 static void gather_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    kern->ops->gather_rows(kern, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank), op->index, op->rows, op->dim);
+    kern->ops->gather_rows(kern, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank), op->index,
+                           op->rows, op->dim);
 }
 
 static void op_gather_rows(struct kern *kern, float *y, const float *x, const int32_t *index,
@@ -299,7 +310,8 @@ static void op_gather_rows(struct kern *kern, float *y, const float *x, const in
 static void gate_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    kern->ops->gate(kern, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank), op->gate->rank[rank], op->rows);
+    kern->ops->gate(kern, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank),
+                    op->gate->rank[rank], op->rows);
 }
 
 static void op_gate(struct kern *kern, float *log_beta, const float *x,
@@ -319,8 +331,8 @@ static void rope_on(struct ranks *ranks, struct kern *kern, int rank, void *arg)
     const struct op *op = arg;
     struct kern_rope rope = *op->rope;
     rope.v_norm = ranks_view_on(op->x, rank);
-    kern->ops->qk_rope(kern, ranks_view_on(op->y, rank), ranks_view_on(op->a, rank), ranks_view_on(op->b, rank), op->eps, &rope,
-                       op->batch);
+    kern->ops->qk_rope(kern, ranks_view_on(op->y, rank), ranks_view_on(op->a, rank),
+                       ranks_view_on(op->b, rank), op->eps, &rope, op->batch);
 }
 
 static void op_qk_rope(struct kern *kern, float *qkv, const float *q_norm, const float *k_norm,
@@ -339,7 +351,8 @@ static void op_qk_rope(struct kern *kern, float *qkv, const float *q_norm, const
 static void qk_norm_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    kern->ops->qk_norm(kern, ranks_view_on(op->y, rank), ranks_view_on(op->a, rank), ranks_view_on(op->b, rank), op->eps, op->batch);
+    kern->ops->qk_norm(kern, ranks_view_on(op->y, rank), ranks_view_on(op->a, rank),
+                       ranks_view_on(op->b, rank), op->eps, op->batch);
 }
 
 static void op_qk_norm(struct kern *kern, float *qkv, const float *q_norm, const float *k_norm,
@@ -356,7 +369,8 @@ static void op_qk_norm(struct kern *kern, float *qkv, const float *q_norm, const
 static void write_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    kern->ops->write_kv(kern, op->layer, ranks_view_on(op->x, rank), ranks_view_on(op->a, rank), op->batch);
+    kern->ops->write_kv(kern, op->layer, ranks_view_on(op->x, rank), ranks_view_on(op->a, rank),
+                        op->batch);
 }
 
 static void op_write_kv(struct kern *kern, int layer, const float *qkv, const float *log_beta,
@@ -374,7 +388,8 @@ static void attend_on(struct ranks *ranks, struct kern *kern, int rank, void *ar
     const struct op *op = arg;
     struct kern_attend_options options = *op->attend;
     options.sinks = ranks_view_on(op->a, rank);
-    kern->ops->attend(kern, op->layer, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank), op->batch, &options);
+    kern->ops->attend(kern, op->layer, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank),
+                      op->batch, &options);
 }
 
 static void op_attend(struct kern *kern, int layer, float *out, const float *qkv,
@@ -399,7 +414,7 @@ struct latent_op {
 
 /* The rank's weights of the heads [first, first + count). */
 static void ranks_own_heads(struct kern_weight *const *weights, int first, int count, int rank,
-                      struct kern_weight **own) {
+                            struct kern_weight **own) {
     for (int h = 0; h < count; h++) own[h] = weights[first + h]->rank[rank];
 }
 
@@ -413,8 +428,8 @@ static void latent_in_on(struct ranks *ranks, struct kern *kern, int rank, void 
     latent.up_k = up_k;
     latent.up_v = NULL;
     latent.norm = ranks_view_on(op->norm, rank);
-    kern->ops->latent_in(kern, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank), ranks_view_on(op->entries, rank), &latent,
-                         op->rows);
+    kern->ops->latent_in(kern, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank),
+                         ranks_view_on(op->entries, rank), &latent, op->rows);
 }
 
 static void op_latent_in(struct kern *kern, float *qkv, const float *q, const float *entries,
@@ -437,14 +452,17 @@ static void latent_out_on(struct ranks *ranks, struct kern *kern, int rank, void
     ranks_own_heads(latent.up_v, rank * latent.heads, latent.heads, rank, up_v);
     latent.up_k = NULL;
     latent.up_v = up_v;
-    kern->ops->latent_out(kern, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank), &latent, op->rows);
+    kern->ops->latent_out(kern, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank), &latent,
+                          op->rows);
 }
 
 static void op_latent_out(struct kern *kern, float *y, const float *x,
                           const struct kern_latent *latent, int rows) {
     struct ranks *ranks = ranks_of(kern);
-    struct latent_op op = {
-        .x = ranks_view_as(ranks, x, true), .y = ranks_view_to(ranks, y, true), .latent = latent, .rows = rows};
+    struct latent_op op = {.x = ranks_view_as(ranks, x, true),
+                           .y = ranks_view_to(ranks, y, true),
+                           .latent = latent,
+                           .rows = rows};
     ranks_each(ranks, latent_out_on, &op);
 }
 
@@ -473,8 +491,8 @@ static int op_latent_reserve(struct kern *kern, struct kern_weight *const *weigh
 static void short_conv_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    kern->ops->short_conv(kern, op->layer, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank), ranks_view_on(op->a, rank),
-                          op->dim, op->width, op->batch);
+    kern->ops->short_conv(kern, op->layer, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank),
+                          ranks_view_on(op->a, rank), op->dim, op->width, op->batch);
 }
 
 static void op_short_conv(struct kern *kern, int state, float *y, const float *bcx,
@@ -506,8 +524,8 @@ static void delta_on(struct ranks *ranks, struct kern *kern, int rank, void *arg
     delta.decay = ranks_view_on(op->decay, rank);
     delta.bias = ranks_view_on(op->bias, rank);
     delta.norm = ranks_view_on(op->norm, rank);
-    kern->ops->delta(kern, op->state, ranks_view_on(op->y, rank), ranks_view_on(op->in, rank), ranks_view_on(op->rates, rank),
-                     &delta, op->batch);
+    kern->ops->delta(kern, op->state, ranks_view_on(op->y, rank), ranks_view_on(op->in, rank),
+                     ranks_view_on(op->rates, rank), &delta, op->batch);
 }
 
 static void op_delta(struct kern *kern, int state, float *y, float *in, float *rates,
@@ -543,8 +561,8 @@ static void mamba_on(struct ranks *ranks, struct kern *kern, int rank, void *arg
     mamba.bias = ranks_view_on(op->bias, rank);
     mamba.skip = ranks_view_on(op->skip, rank);
     mamba.norm = ranks_view_on(op->norm, rank);
-    kern->ops->mamba(kern, op->state, ranks_view_on(op->y, rank), ranks_view_on(op->in, rank), ranks_view_on(op->shared, rank),
-                     &mamba, op->batch);
+    kern->ops->mamba(kern, op->state, ranks_view_on(op->y, rank), ranks_view_on(op->in, rank),
+                     ranks_view_on(op->shared, rank), &mamba, op->batch);
 }
 
 static void op_mamba(struct kern *kern, int state, float *y, float *in, float *shared,

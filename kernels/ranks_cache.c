@@ -287,7 +287,7 @@ static int report_lengths(struct ranks *ranks, struct reporting *reporting) {
 }
 
 static int ranks_cache_report_entries(struct ranks *ranks, struct reporting *reporting,
-                          struct kern_report *report) {
+                                      struct kern_report *report) {
     size_t first[COMM_RANKS_MAX], all;
     (void)place_lists(ranks, first, &all);
     int32_t *positions = report->positions ? mem_try_alloc(all + 1, sizeof *positions) : NULL;
@@ -405,7 +405,8 @@ int ranks_evict(struct kern *kern, const struct kern_evict *due, int count) {
     for (int i = 0, n; i < count && !rc; i += n) {
         for (n = 0; i + n < count && !due[i + n].trace;) n++;
         struct evicting evicting = {.due = &due[i], .count = n, .traced = n == 0};
-        rc = evicting.traced ? ranks_cache_evict_traced(ranks, &evicting) : ranks_cache_evict_all(ranks, &evicting);
+        rc = evicting.traced ? ranks_cache_evict_traced(ranks, &evicting)
+                             : ranks_cache_evict_all(ranks, &evicting);
         if (n == 0) n = 1;
     }
     return rc;
@@ -579,7 +580,8 @@ int ranks_snapshot_check(struct kern *kern, const struct kern_block *blocks, int
 }
 
 /* Every rank that holds the stream's head imports its block. */
-static int ranks_cache_import_stream(struct ranks *ranks, int slot, int block, const struct kern_block *from) {
+static int ranks_cache_import_stream(struct ranks *ranks, int slot, int block,
+                                     const struct kern_block *from) {
     struct copying copying = stream_block(ranks, slot, block);
     const struct place place = stream_place(ranks, block - 1);
     const int own = ranks->own_layers[place.layer].heads_kv;

@@ -1,5 +1,5 @@
-/* Shared by the files of ranks: ranks.c gives operations to all ranks, ranks_memory.c makes one memory
- * of theirs, ranks_cache.c one cache. Nobody else includes it. */
+/* Shared by the files of ranks: ranks.c gives operations to all ranks, ranks_memory.c makes one
+ * memory of theirs, ranks_cache.c one cache. Nobody else includes it. */
 #ifndef KEEPD_KERNELS_RANKS_INT_H
 #define KEEPD_KERNELS_RANKS_INT_H
 
@@ -83,13 +83,13 @@ int ranks_download(struct kern *kern, void *to, const void *from, size_t bytes);
 int ranks_shape_check(struct kern *kern, const struct kern_shape *shape, struct fault *fault);
 void ranks_weight_free(struct kern *kern, struct kern_weight *weight);
 int ranks_weight_load(struct kern *kern, const struct kern_matrix *parts, int part_count,
-                          enum kern_shard shard, struct kern_weight **out, struct fault *fault);
+                      enum kern_shard shard, struct kern_weight **out, struct fault *fault);
 void ranks_gate_free(struct kern *kern, struct kern_gate *gate);
-int ranks_gate_load(struct kern *kern, const struct kern_gate_spec *spec,
-                        struct kern_gate **out, struct fault *fault);
+int ranks_gate_load(struct kern *kern, const struct kern_gate_spec *spec, struct kern_gate **out,
+                    struct fault *fault);
 void ranks_experts_free(struct kern *kern, struct kern_experts *experts);
 int ranks_experts_load(struct kern *kern, const struct kern_experts_spec *spec,
-                           struct kern_experts **out, struct fault *fault);
+                       struct kern_experts **out, struct fault *fault);
 int ranks_borrow(struct kern *kern, const struct kern *owner);
 
 /* ---- ranks_cache.c ---- */

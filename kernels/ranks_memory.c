@@ -1,5 +1,5 @@
-/* The memory of several ranks (kernels/ranks_int.h): allocations, whose addresses on rank 0 stand for
- * the array on all ranks; weights, gates and experts, of which each rank has a part. */
+/* The memory of several ranks (kernels/ranks_int.h): allocations, whose addresses on rank 0 stand
+ * for the array on all ranks; weights, gates and experts, of which each rank has a part. */
 #include <string.h>
 
 #include "base/check.h"
@@ -148,7 +148,8 @@ int ranks_upload(struct kern *kern, void *to, const void *from, size_t bytes) {
 int ranks_download(struct kern *kern, void *to, const void *from, size_t bytes) {
     struct ranks *ranks = ranks_of(kern);
     struct kern *first = ranks->rank[0];
-    return first->ops->download(first, to, ranks_view_on(ranks_view_as(ranks, from, false), 0), bytes);
+    return first->ops->download(first, to, ranks_view_on(ranks_view_as(ranks, from, false), 0),
+                                bytes);
 }
 
 /* ---- Weights and gates ---- */
@@ -192,7 +193,7 @@ void ranks_weight_free(struct kern *kern, struct kern_weight *weight) {
 }
 
 int ranks_weight_load(struct kern *kern, const struct kern_matrix *parts, int part_count,
-                          enum kern_shard shard, struct kern_weight **out, struct fault *fault) {
+                      enum kern_shard shard, struct kern_weight **out, struct fault *fault) {
     struct load load = {.parts = parts, .part_count = part_count};
     load.weight = mem_try_alloc(1, sizeof *load.weight);
     if (!load.weight) return fault_set(fault, ERR_NOMEM, "", "no memory for a weight");
@@ -225,8 +226,8 @@ void ranks_gate_free(struct kern *kern, struct kern_gate *gate) {
     mem_free(gate);
 }
 
-int ranks_gate_load(struct kern *kern, const struct kern_gate_spec *spec,
-                        struct kern_gate **out, struct fault *fault) {
+int ranks_gate_load(struct kern *kern, const struct kern_gate_spec *spec, struct kern_gate **out,
+                    struct fault *fault) {
     struct load load = {.spec = spec};
     load.gate = mem_try_alloc(1, sizeof *load.gate);
     if (!load.gate) return fault_set(fault, ERR_NOMEM, "", "no memory for a gate");
@@ -283,7 +284,7 @@ void ranks_experts_free(struct kern *kern, struct kern_experts *experts) {
 }
 
 int ranks_experts_load(struct kern *kern, const struct kern_experts_spec *spec,
-                           struct kern_experts **out, struct fault *fault) {
+                       struct kern_experts **out, struct fault *fault) {
     struct ranks *ranks = ranks_of(kern);
     struct experts_load load = {.spec = spec,
                                 .gate_up_bias = ranks_view_as(ranks, spec->gate_up_bias, false),

@@ -184,7 +184,8 @@ static int check_slot(const struct snapshot_shape *shape, const struct kern_bloc
     if (head.window < 0 || head.window > KERN_WINDOW_MAX)
         return snapshot_malformed(fault, "a window out of range", 0);
     if (head.next_pos < 0) return snapshot_malformed(fault, "a negative number of tokens", 0);
-    if (head.next_pos != tokens) return snapshot_malformed(fault, "it has seen another number of tokens", 0);
+    if (head.next_pos != tokens)
+        return snapshot_malformed(fault, "it has seen another number of tokens", 0);
     *slot = snapshot_read_slot(block);
     fill_head(shape, slot, &own);
     if (head.next_pos > most && (!shape->shifts || memcmp(&own, &head, sizeof own) != 0))
@@ -253,8 +254,9 @@ static int32_t length_most(const struct snapshot_shape *shape, int32_t next_pos)
 /* Checks the members behind the entries. A position belongs to one token, so entries and members
  * together never exceed the number of positions, also after later ones are dropped: buffers for a
  * stream rely on it. */
-static int snapshot_check_members(const struct snapshot_shape *shape, const struct kern_block *block,
-                         int index, int32_t next_pos, struct fault *fault) {
+static int snapshot_check_members(const struct snapshot_shape *shape,
+                                  const struct kern_block *block, int index, int32_t next_pos,
+                                  struct fault *fault) {
     const char *at;
     const int stream = index - 1;
     int32_t length = snapshot_length(block), count = snapshot_members(shape, stream, block, &at);
@@ -275,7 +277,7 @@ static int snapshot_check_members(const struct snapshot_shape *shape, const stru
 }
 
 static int snapshot_check_stream(const struct snapshot_shape *shape, const struct kern_block *block,
-                        int index, int32_t next_pos, struct fault *fault) {
+                                 int index, int32_t next_pos, struct fault *fault) {
     if (block->size < sizeof(int32_t)) return snapshot_malformed(fault, "too short", index);
     int32_t length = snapshot_length(block), last = -1;
     if (length < 0 || length > length_most(shape, next_pos))
@@ -301,8 +303,9 @@ struct rank_counts {
 };
 
 /* Counts a checked block of a stream. */
-static void snapshot_count_stream(const struct snapshot_shape *shape, const struct kern_block *block,
-                         int stream, struct rank_counts *counts, struct kern_report *report) {
+static void snapshot_count_stream(const struct snapshot_shape *shape,
+                                  const struct kern_block *block, int stream,
+                                  struct rank_counts *counts, struct kern_report *report) {
     const char *at;
     int head;
     const struct snapshot_layer layer = layer_of(shape, stream, &head);
@@ -348,8 +351,8 @@ int snapshot_check(const struct snapshot_shape *shape, const struct kern_block *
 /* ---- Parts ---- */
 
 /* Copies rows of `width` bytes, which are parts of longer rows on one of the sides. */
-static void snapshot_copy_rows(char *to, size_t to_stride, const char *from, size_t from_stride, size_t rows,
-                      size_t width) {
+static void snapshot_copy_rows(char *to, size_t to_stride, const char *from, size_t from_stride,
+                               size_t rows, size_t width) {
     for (size_t i = 0; i < rows; i++) memcpy(to + i * to_stride, from + i * from_stride, width);
 }
 

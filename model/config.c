@@ -86,8 +86,8 @@ static int check_heads(struct model_config *out, struct fault *fault) {
     return 0;
 }
 
-/* Refuses MiniMax models before M2. Their attn_type_list has 1 for each layer with attention over all
- * tokens; in M2 all layers are of this type. */
+/* Refuses MiniMax models before M2. Their attn_type_list has 1 for each layer with attention over
+ * all tokens; in M2 all layers are of this type. */
 static int refuse_attention_types(const cJSON *root, struct fault *fault) {
     const cJSON *types = json_get(root, "attn_type_list"), *item;
     bool all = true;

@@ -80,20 +80,20 @@ struct family {
     bool query_scale;     /* rope_parameters may have "llama_4_scaling_beta" */
     bool from_last;       /* every n-th layer is counted from the last one */
     bool sigmoid, select_bias; /* see struct model_config */
-    bool shared_experts; /* n_shared_experts, which together are that many times as wide */
-    int shared_gate_ff;  /* one shared expert with a gate: shared_expert_intermediate_size when the
-                            file does not say; 0: none */
-    bool groups;               /* n_group, topk_group */
-    bool scaled;               /* routed_scaling_factor */
-    bool dense_first;          /* first_k_dense_replace */
-    int first_dense;           /* EXPERTS_AFTER_DENSE, when the file does not say */
-    int shared_count;          /* the same, of shared experts */
-    bool qk_norm_by_flag;      /* use_qk_norm decides */
-    bool mixtral_names;        /* see struct model_config */
-    bool lfm2;                 /* layers with a short convolution; names of its own */
-    bool delta;          /* gated delta rules; a gate beside each head's query; norms by 1 + w */
-    bool qwen3_next;     /* see struct model_config */
-    bool mamba;          /* layers of Mamba-2 */
+    bool shared_experts;       /* n_shared_experts, which together are that many times as wide */
+    int shared_gate_ff;   /* one shared expert with a gate: shared_expert_intermediate_size when the
+                             file does not say; 0: none */
+    bool groups;          /* n_group, topk_group */
+    bool scaled;          /* routed_scaling_factor */
+    bool dense_first;     /* first_k_dense_replace */
+    int first_dense;      /* EXPERTS_AFTER_DENSE, when the file does not say */
+    int shared_count;     /* the same, of shared experts */
+    bool qk_norm_by_flag; /* use_qk_norm decides */
+    bool mixtral_names;   /* see struct model_config */
+    bool lfm2;            /* layers with a short convolution; names of its own */
+    bool delta;           /* gated delta rules; a gate beside each head's query; norms by 1 + w */
+    bool qwen3_next;      /* see struct model_config */
+    bool mamba;           /* layers of Mamba-2 */
     bool granite_hybrid; /* names of its own, and position_embedding_type says whether layers rotate
                           */
     bool falcon;         /* Mamba-2 beside attention in every layer, and factors */

@@ -238,8 +238,8 @@ size_t model_loaded_bytes(const struct weights *weights, enum quantization quant
 
 /* Returns whether the files have one that can be used. */
 bool model_find_block(const struct model_config *config, const struct weights *weights);
-/* Changes the configuration to that of the block alone. The block's tensors get the names of a layer
- * behind the model's last one; *layer is its number. */
+/* Changes the configuration to that of the block alone. The block's tensors get the names of a
+ * layer behind the model's last one; *layer is its number. */
 int model_take_block(struct model_config *config, struct weights *weights, int *layer,
                      struct fault *fault);
 /* Computes the layer's inputs into scratch.x, which has the embeddings of the step's tokens. */

@@ -269,7 +269,8 @@ bool slot_wanted(const struct slot *slot, const struct model_config *config, int
 bool slot_wanted_outside(const struct slot *slot, const struct model_config *config);
 /* Returns whether a slot of the layer has such a tensor. */
 bool role_wanted(enum role role, const struct model_config *config, int layer);
-/* Returns the number of heads: the rows of a head are on one rank. 0: rows may be divided anywhere. */
+/* Returns the number of heads: the rows of a head are on one rank. 0: rows may be divided anywhere.
+ */
 int slot_groups(const struct slot *slot, const struct model_config *config, int layer);
 /* Returns what is added to the numbers of a vector that a directory stores. */
 float slot_offset(const struct slot *slot, const struct model_config *config);

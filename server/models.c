@@ -152,10 +152,10 @@ static bool refuse_absent(struct exchange *ex, const char *name) {
 
 /* ---- Turns ---- */
 
-/* Notes that the model is used. Two requests do not count as uses: one that only asks about a model,
- * which a page repeats again and again, and one to a model that is being unloaded. If the latter
- * counted, the model would become the most recently used one and another would be unloaded in its
- * place, so that of two busy models neither would ever be free. */
+/* Notes that the model is used. Two requests do not count as uses: one that only asks about a
+ * model, which a page repeats again and again, and one to a model that is being unloaded. If the
+ * latter counted, the model would become the most recently used one and another would be unloaded
+ * in its place, so that of two busy models neither would ever be free. */
 static void note_use(const struct exchange *ex) {
     if (!ex->route->act && !ex->model->leaves) ex->model->used_ns = clock_ns();
 }

@@ -86,7 +86,7 @@ static int add_variable(struct jinja_run *run, const struct chat_input *input,
 }
 
 static int chat_add_function(struct jinja_run *run, const struct jinja_builtin *builtin,
-                        struct jinja_value *out) {
+                             struct jinja_value *out) {
     struct jinja_function *function = jinja_alloc(run, 1, sizeof *function);
     if (!function) return jinja_fail_memory(run);
     *function = (struct jinja_function){builtin, jinja_none()};

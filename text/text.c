@@ -26,7 +26,7 @@ static bool exists(const char *path) {
 }
 
 static int text_join_path(char *path, size_t size, const char *dir, const char *name,
-                     struct fault *fault) {
+                          struct fault *fault) {
     int n = snprintf(path, size, "%s/%s", dir, name);
     if (n < 0 || (size_t)n >= size) return fault_set(fault, ERR_LIMIT, name, "path too long");
     return 0;
@@ -75,11 +75,12 @@ static char *text_copy_token(const cJSON *tokens, const char *name) {
 /* As transformers: tokenizer_config.json with its extra_special_tokens goes before the older
  * special_tokens_map.json. */
 static int text_read_tokens(struct text *text, const cJSON *config, const cJSON *map,
-                       struct fault *fault) {
+                            struct fault *fault) {
     text->tokens = cJSON_CreateObject();
     if (!text->tokens) return text_no_memory(fault);
     int rc = text_add_tokens(text->tokens, config, fault);
-    if (rc == 0) rc = text_add_tokens(text->tokens, json_get(config, "extra_special_tokens"), fault);
+    if (rc == 0)
+        rc = text_add_tokens(text->tokens, json_get(config, "extra_special_tokens"), fault);
     if (rc == 0) rc = text_add_tokens(text->tokens, map, fault);
     return rc;
 }
@@ -551,8 +552,9 @@ static int check_roles(const struct text *text, const cJSON *context,
 
 /* ---- Chats ---- */
 
-static int text_encode_rendered(const struct text *text, const struct chat_text *rendered, size_t max_ids,
-                  struct arena *arena, struct tok_ids *out, struct fault *fault) {
+static int text_encode_rendered(const struct text *text, const struct chat_text *rendered,
+                                size_t max_ids, struct arena *arena, struct tok_ids *out,
+                                struct fault *fault) {
     return tok_encode(text->tok, rendered->text, rendered->size, TOK_SPECIALS, rendered->untrusted,
                       rendered->untrusted_count, max_ids, arena, out, fault);
 }

@@ -75,8 +75,8 @@ double draft_rate(const struct draft *draft, int32_t i);
 /* Records that so far the draft consists of tokens that a draft model guessed, the last one with
  * this probability. */
 void draft_add_model(struct draft *draft, double probability);
-/* Records that the draft model took the time of `steps` steps without it. Negative: it gained as many
- * tokens, or may take as much more time. */
+/* Records that the draft model took the time of `steps` steps without it. Negative: it gained as
+ * many tokens, or may take as much more time. */
 void draft_charge_model(struct draft *draft, double steps);
 /* Records a step in which the draft model was not asked because too few of its tokens are
  * confirmed. */

@@ -42,10 +42,12 @@ struct pace {
 /* The part of a step of one row that a further row adds, while that was not measured. */
 #define PACE_ROW_PART    0.12
 #define PACE_DRAFT_STEPS 1024 /* steps after which the times of drafts are measured anew */
-#define PACE_DOUBT       0.04 /* part of their excess over the assumed time that is forgotten in each step */
+#define PACE_DOUBT                                                                                 \
+    0.04 /* part of their excess over the assumed time that is forgotten in each step */
 
-/* The time that a step of prompts alone takes at most, about, and the least rows that it has. A chat
- * that arrives meanwhile is then read soon; fewer rows would cost more processor time for each. */
+/* The time that a step of prompts alone takes at most, about, and the least rows that it has. A
+ * chat that arrives meanwhile is then read soon; fewer rows would cost more processor time for
+ * each. */
 #define PACE_ALONE_NS    4e8
 #define PACE_ALONE_LEAST 256
 

@@ -125,7 +125,7 @@ static const float *query_of(const struct cpu_attend_job *job, const struct cpu_
 
 /* Fills a partial last group with zero queries that see the entries of its last lane. */
 static void amx_attend_begin(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
-                  const struct cpu_stream *stream, struct room *room) {
+                             const struct cpu_stream *stream, struct room *room) {
     const struct kern_span *span = &job->batch->spans[item->span];
     int groups = (item->lanes + 15) / 16, known = -1;
     int32_t lo = 0, hi = 0;
@@ -151,7 +151,7 @@ static void amx_attend_begin(const struct cpu_attend_job *job, const struct cpu_
 }
 
 static void amx_attend_finish(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
-                   const struct room *room) {
+                              const struct room *room) {
     for (int l = 0; l < item->lanes; l++) {
         float *out = cpu_attend_out(job, item, l);
         __m512 scale = v16_set(1.0f / room->sum[l / 16][l % 16]);

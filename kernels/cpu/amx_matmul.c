@@ -55,7 +55,8 @@ static inline __m512 from_bf16(__m256i half) {
 
 /* Packs one row of A tiles: first the rounded values, then, if split, the remainders of the
  * rounding. */
-SIMD void amx_matmul_pack_row(const float *x, int64_t cols, int64_t depth, char *to, const int parts) {
+SIMD void amx_matmul_pack_row(const float *x, int64_t cols, int64_t depth, char *to,
+                              const int parts) {
     for (int64_t k = 0; k < depth; k += TILE_DEPTH, to += (ptrdiff_t)parts * TILE_BYTES) {
         __m512 first = pack_load(x + k, cols - k), second = pack_load(x + k + 16, cols - k - 16);
         __m512i high = (__m512i)_mm512_cvtne2ps_pbh(second, first);
@@ -72,11 +73,12 @@ SIMD void pack_leaves(const struct kern_weight *w, const float *x, char *to, con
         struct cpu_leaf leaf = cpu_leaf_of(w, l);
         size_t start = leaf_start(w, l), bytes = leaf_start(w, l + 1) - start;
         amx_matmul_pack_row(x + leaf.first, leaf.count, (int64_t)(bytes / TILE_BYTES * TILE_DEPTH),
-                 to + start * (size_t)parts, parts);
+                            to + start * (size_t)parts, parts);
     }
 }
 
-SIMD void amx_matmul_pack_block(const struct cpu_matmul_job *job, int row, char *packed, const int parts) {
+SIMD void amx_matmul_pack_block(const struct cpu_matmul_job *job, int row, char *packed,
+                                const int parts) {
     const struct kern_weight *w = job->weight;
     char *block = packed + amx_matmul_rows_bytes(job, row, parts);
     for (int64_t r = 0; r < 16; r++) {
@@ -159,8 +161,8 @@ SIMD void factors_load(struct factors *f, const char *at, const char *units, boo
 
 /* Returns the numbers of eight outputs for two inputs. Each quarter of `codes` has two outputs, as
  * integers of four bytes; the two inputs are the bytes `first` and first + 1 of each integer. */
-SIMD v16 amx_matmul_block_numbers(__m512i codes, const int first, v16 scale, v16 term, const bool folded,
-                       const struct cpu_form form) {
+SIMD v16 amx_matmul_block_numbers(__m512i codes, const int first, v16 scale, v16 term,
+                                  const bool folded, const struct cpu_form form) {
     const char a = (char)first, b = (char)(first + 1), c = (char)(first + 4), d = (char)(first + 5);
     const __m512i from =
         _mm512_broadcast_i32x4(_mm_setr_epi8(0, a, 0, 0, 0, b, 0, 0, 0, c, 0, 0, 0, d, 0, 0));
@@ -177,9 +179,10 @@ SIMD v16 amx_matmul_block_numbers(__m512i codes, const int first, v16 scale, v16
 SIMD void block_rows(char *to, __m512i codes, const struct factors *f, const int half,
                      const bool folded, const struct cpu_form form) {
     _Pragma("GCC unroll 2") for (int i = 0; i < 2; i++) {
-        v16 low = amx_matmul_block_numbers(codes, 2 * i, f->scale[half][0], f->term[half][0], folded, form);
-        v16 high =
-            amx_matmul_block_numbers(codes, 8 + 2 * i, f->scale[half][1], f->term[half][1], folded, form);
+        v16 low = amx_matmul_block_numbers(codes, 2 * i, f->scale[half][0], f->term[half][0],
+                                           folded, form);
+        v16 high = amx_matmul_block_numbers(codes, 8 + 2 * i, f->scale[half][1], f->term[half][1],
+                                            folded, form);
         _mm512_store_si512(to + (ptrdiff_t)64 * i, (__m512i)_mm512_cvtne2ps_pbh(high, low));
     }
 }
@@ -203,8 +206,10 @@ SIMD __m512i amx_matmul_codes_of(const char *block, const int quad, const struct
     __m512i all = amx_matmul_codes_load(block + (ptrdiff_t)64 * at.low_vector);
     if (at.low < 8) all = amx_matmul_codes_bits(all, at.low_bit, at.low, 0);
     if (at.high)
-        all = _mm512_or_si512(all, amx_matmul_codes_bits(amx_matmul_codes_load(block + (ptrdiff_t)64 * at.high_vector),
-                                              at.high_bit, at.high, at.low));
+        all = _mm512_or_si512(
+            all,
+            amx_matmul_codes_bits(amx_matmul_codes_load(block + (ptrdiff_t)64 * at.high_vector),
+                                  at.high_bit, at.high, at.low));
     if (!form.values) return all;
     const __m128i values = _mm_add_epi8(_mm_loadu_si128((const __m128i *)cpu_values[form.values]),
                                         _mm_set1_epi8((char)form.offset));
@@ -221,8 +226,9 @@ SIMD void widen_some(const struct kern_weight *w, const char *panel, size_t firs
         const char *factors = panel + (size_t)w->blocks * codes_bytes + b * factor_bytes;
         factors_load(&f, factors, units + b / BLOCK_GROUP * cpu_block_units(&form), w->halves,
                      folded, form);
-        _Pragma("GCC unroll 8") for (int quad = 0; quad < CPU_QUADS; quad++) block_rows(
-            to + (ptrdiff_t)128 * quad, amx_matmul_codes_of(codes, quad, form), &f, quad / 4, folded, form);
+        _Pragma("GCC unroll 8") for (int quad = 0; quad < CPU_QUADS; quad++)
+            block_rows(to + (ptrdiff_t)128 * quad, amx_matmul_codes_of(codes, quad, form), &f,
+                       quad / 4, folded, form);
     }
 }
 
@@ -279,8 +285,8 @@ static bool passes_caches(const struct cpu_matmul_job *job, const float *y) {
 
 /* Stores tiles of sums: up to sixteen rows of one panel or, side by side, of several. Rows are
  * stored one by one: memory takes neighbouring lines together in half of the time. */
-SIMD void amx_matmul_put(const struct cpu_matmul_job *job, int row, int64_t panel, const float (*sums)[16][16],
-              const int panels) {
+SIMD void amx_matmul_put(const struct cpu_matmul_job *job, int row, int64_t panel,
+                         const float (*sums)[16][16], const int panels) {
     const int64_t outputs = job->weight->rows, first = panel * PANEL;
     const int rows = job->rows - row < 16 ? job->rows - row : 16;
     float *y = job->y + row * job->width + first;
@@ -488,8 +494,8 @@ struct many {
 };
 
 /* Adds the products of one depth to two tiles of rows by two panels. `stride`: bytes from a tile of
- * the first panel to that of the second; `a_stride`: bytes from a tile of rows to the next. Each sum
- * gets the high part of the weights before the low one. */
+ * the first panel to that of the second; `a_stride`: bytes from a tile of rows to the next. Each
+ * sum gets the high part of the weights before the low one. */
 SIMD void two_by_two(const char *a, size_t a_stride, const char *b, size_t stride, const int high,
                      const int panels, const int parts) {
     _tile_loadd(6, b, 64);
@@ -542,12 +548,13 @@ SIMD void close_leaf(const struct many *many, int leaf, int row, const int high,
     amx_matmul_fold(tree, leaf, 4, 16);
     if (leaf + 1 < many->job->weight->leaves) return;
     for (int h = 0; h < high; h++)
-        amx_matmul_put(many->job, row + 16 * h, many->panel, tree->level[0] + (ptrdiff_t)2 * h, panels);
+        amx_matmul_put(many->job, row + 16 * h, many->panel, tree->level[0] + (ptrdiff_t)2 * h,
+                       panels);
 }
 
 /* Multiplies tiles [at, end) of a leaf, in bytes of bf16, with all rows. */
 SIMD void amx_matmul_all_rows(struct many *many, int leaf, size_t at, size_t end, const int panels,
-                   const int parts) {
+                              const int parts) {
     const struct cpu_matmul_job *job = many->job;
     const struct kern_weight *w = job->weight;
     const char *b = w->data + (size_t)many->panel * w->panel_bytes;
@@ -597,16 +604,16 @@ SIMD void many_rows_some(const struct cpu_matmul_job *job, int64_t panel, int64_
     }
 }
 
-SIMD void amx_matmul_few_rows(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
-                   const int parts) {
+SIMD void amx_matmul_few_rows(const struct cpu_matmul_job *job, int64_t first, int64_t count,
+                              int64_t next, const int parts) {
     for (; count >= 4 && !widener_of(job->weight); count -= 4, first += 4)
         few_rows_four(job, first, group_of(job->weight, first, count >= 8 ? first + 4 : next),
                       parts);
     for (; count; count--, first++) few_rows_one(job, first, parts);
 }
 
-SIMD void amx_matmul_many_rows(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
-                    char *scratch, const int parts) {
+SIMD void amx_matmul_many_rows(const struct cpu_matmul_job *job, int64_t first, int64_t count,
+                               int64_t next, char *scratch, const int parts) {
     for (; count >= 2; count -= 2, first += 2)
         many_rows_some(job, first, count > 2 ? first + 2 : next, scratch, 2, parts);
     if (count) many_rows_some(job, first, next, scratch, 1, parts);
@@ -619,8 +626,8 @@ size_t cpu_matmul_scratch_amx(const struct kern_weight *weight) {
     return tiles > other ? tiles : other;
 }
 
-SIMD void amx_matmul_multiply(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
-                   void *scratch, const int parts) {
+SIMD void amx_matmul_multiply(const struct cpu_matmul_job *job, int64_t first, int64_t count,
+                              int64_t next, void *scratch, const int parts) {
     if (!job->packed) {
         cpu_matmul_avx512(job, first, count, next, scratch);
         return;

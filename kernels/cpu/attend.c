@@ -178,7 +178,7 @@ static struct attend_own_heads attend_own_heads(const struct cpu_cache *cache, b
     const struct cpu_layer *layer = &cache->layers[0];
     int each = keys ? 1 : layer->group;
     return (struct attend_own_heads){layer->shard.first * each, layer->heads_kv * each,
-                              layer->heads_model * each};
+                                     layer->heads_model * each};
 }
 
 float cpu_squares_of(const float *x, int dim) {

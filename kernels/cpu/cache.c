@@ -128,8 +128,9 @@ static size_t work_rows(const struct cpu_cache *cache) {
 
 static size_t work_size(const struct cpu_cache *cache) {
     size_t vectors = work_rows(cache) + WORK_VECTORS;
-    size_t floats = vectors * work_stride(cache) +
-                    (3 * work_rows(cache) + 1) * cache_round_up((size_t)cache->options.head_dim, 16);
+    size_t floats =
+        vectors * work_stride(cache) +
+        (3 * work_rows(cache) + 1) * cache_round_up((size_t)cache->options.head_dim, 16);
     return cache_round_up(floats, MEMORY_PAGE / sizeof(float));
 }
 
@@ -190,7 +191,7 @@ static void place_layers(struct cpu_cache *cache, const struct kern_cache_option
 
 /* The limits keep products of two shape numbers far from overflow. */
 static int cache_set_shape(struct cpu_cache *cache, const struct kern_cache_options *options,
-                     struct fault *fault) {
+                           struct fault *fault) {
     if ((int64_t)options->layers * options->heads_kv > 1 << 20 || options->head_dim > 1 << 20 ||
         options->max_positions > 1 << 30 || options->states > 1 << 20 ||
         options->state_floats > 1 << 30)
@@ -211,8 +212,8 @@ static int cache_set_shape(struct cpu_cache *cache, const struct kern_cache_opti
     /* A slot's table fills whole memory pages, so that a release can return them to the system. */
     cache->slot_pages =
         cache_round_up((size_t)cache->streams * (cache->stream_pages + cache->member_pages) +
-                     (size_t)options->states * (size_t)cache->state_pages,
-                 MEMORY_PAGE / sizeof(uint32_t));
+                           (size_t)options->states * (size_t)cache->state_pages,
+                       MEMORY_PAGE / sizeof(uint32_t));
     cache->ring_slot = cache_round_up(cache->ring_slot, MEMORY_PAGE / sizeof(float));
     cache->work_size = work_size(cache);
     return 0;
@@ -789,7 +790,7 @@ void cpu_cache_stats(const struct cpu_cache *cache, struct kern_cache_stats *sta
 }
 
 static int cache_check_stream(const struct cpu_cache *cache, int slot, int stream, uint32_t *seen,
-                        struct fault *fault) {
+                              struct fault *fault) {
     const uint32_t *table = cpu_cache_table(cache, slot, stream);
     int32_t length = *cpu_cache_length(cache, slot, stream), last = -1;
     const int32_t slots = cpu_cache_layer(cache, stream)->page_slots;
@@ -837,7 +838,7 @@ static int check_member(const struct cpu_cache *cache, int slot, int stream, int
 
 /* `taken` has a byte for every position: a position in several classes is an error, too. */
 static int cache_check_members(const struct cpu_cache *cache, int slot, int stream, uint32_t *seen,
-                         uint8_t *taken, struct fault *fault) {
+                               uint8_t *taken, struct fault *fault) {
     int row = cache->streams + stream;
     const uint32_t *table = cpu_cache_row(cache, slot, row);
     int32_t length = *cpu_cache_length(cache, slot, row);

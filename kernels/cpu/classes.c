@@ -151,7 +151,8 @@ static uint32_t classes_page_of(const struct join *m, int32_t index) {
 
 static void classes_wide(const struct join *m, bool values, int32_t index, float *to) {
     const struct cpu_layer *layer = m->view.layer;
-    cpu_cache_wide_row(m->cache, layer, classes_page_of(m, index), values, index % layer->page_slots, to);
+    cpu_cache_wide_row(m->cache, layer, classes_page_of(m, index), values,
+                       index % layer->page_slots, to);
 }
 
 static int32_t pos_of(const struct join *m, int32_t index) {
@@ -194,8 +195,8 @@ static void unit_rows(const struct join *m, bool values, const int32_t *entries,
 
 /* Compares a block of evicted entries, whose keys are in `rows` and whose values are in `turned`,
  * with a block of candidates that are kept. */
-static void classes_meet(const struct join *m, const int32_t *gone, int lanes, const int32_t *centres,
-                 int count) {
+static void classes_meet(const struct join *m, const int32_t *gone, int lanes,
+                         const int32_t *centres, int count) {
     float cosines[2][CPU_ROWS_BLOCK * CPU_ROWS_BLOCK];
     float *rows = m->work.turned + CPU_ROWS_BLOCK * (size_t)m->dim;
     for (int values = 0; values < 2; values++) {
@@ -243,7 +244,8 @@ static void classes_find_all(const struct join *m) {
         lanes = 0;
     }
     for (int32_t i = 0; i < length; i++)
-        if (!classes_stays(m, i) && !(m->alike[i] > m->job->due->rule->classes.tau)) m->links[i] = NOBODY;
+        if (!classes_stays(m, i) && !(m->alike[i] > m->job->due->rule->classes.tau))
+            m->links[i] = NOBODY;
 }
 
 /* Turns targets into lists with the oldest entry first. */

@@ -57,7 +57,8 @@ static void count_scope(const struct evict_search *search, const struct cpu_evic
     }
 }
 
-static void cutoff_narrow(struct cpu_evict_scope *scope, const struct pass *pass, const uint32_t *bins) {
+static void cutoff_narrow(struct cpu_evict_scope *scope, const struct pass *pass,
+                          const uint32_t *bins) {
     uint32_t bin = pass->mask;
     while (bins[bin] < scope->wanted) {
         CHECK(bin > 0);

@@ -295,7 +295,8 @@ static bool remembers(const struct kern_rule *rule) {
 
 /* Pages [from, to) of a stream that the eviction writes: pages behind the first gap; all kept pages
  * where entries remember their score; all pages where entries merge. */
-static void evict_written_pages(const struct evict_job *job, int stream, int32_t *from, int32_t *to) {
+static void evict_written_pages(const struct evict_job *job, int stream, int32_t *from,
+                                int32_t *to) {
     const struct cpu_cache *cache = job->cache;
     const struct cpu_evict_stream *plan = &cache->evict[stream];
     const struct cpu_layer *layer = cpu_cache_layer(cache, stream);

@@ -247,8 +247,8 @@ static void experts_add_some(void *arg, int worker) {
 }
 
 /* Computes one expert for at most MATMUL_ROWS rows. */
-static void experts_compute(struct cpu *cpu, const struct kern_experts *experts, int expert, float *y,
-                    const float *x, const struct route *routes, int count) {
+static void experts_compute(struct cpu *cpu, const struct kern_experts *experts, int expert,
+                            float *y, const float *x, const struct route *routes, int count) {
     struct kern *kern = &cpu->base;
     const struct kern_experts_spec *spec = &experts->spec;
     const ptrdiff_t e = expert, d_model = spec->d_model, d_ff = experts->d_ff;
@@ -294,6 +294,6 @@ void cpu_experts(struct kern *kern, float *y, const float *x, const float *logit
         const int32_t end = routes->first[e + 1];
         for (int32_t at = routes->first[e]; at < end; at += MATMUL_ROWS)
             experts_compute(cpu, experts, e, y, x, routes->sorted + at,
-                    end - at < MATMUL_ROWS ? end - at : MATMUL_ROWS);
+                            end - at < MATMUL_ROWS ? end - at : MATMUL_ROWS);
     }
 }

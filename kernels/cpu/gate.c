@@ -23,7 +23,7 @@ static float *gate_copy_floats(const float *from, int64_t count) {
 }
 
 static int gate_load_layer(struct kern *kern, const float *w, int64_t rows, int64_t cols,
-                      struct kern_weight **out, struct fault *fault) {
+                           struct kern_weight **out, struct fault *fault) {
     struct kern_matrix matrix = {.data = w, .dtype = KERN_F32, .rows = rows, .cols = cols};
     return cpu_weight_load(kern, &matrix, 1, KERN_SHARD_NONE, out, fault);
 }

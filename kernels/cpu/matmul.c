@@ -50,8 +50,8 @@ int cpu_matmul_reserve(struct cpu *cpu, const struct kern_weight *weight) {
     if (!rc && is_packed(cpu, weight))
         rc = cpu_room_grow(&cpu->packed, k->packed_bytes(weight->depth));
     if (!rc && in_codes(cpu, weight))
-        rc =
-            cpu_room_grow(&cpu->packed, cpu_codes_bytes(weight, MATMUL_ROWS, matmul_is_wide(cpu, weight)));
+        rc = cpu_room_grow(&cpu->packed,
+                           cpu_codes_bytes(weight, MATMUL_ROWS, matmul_is_wide(cpu, weight)));
     if (!rc) rc = cpu_room_grow(&cpu->partial, matmul_partial_bytes(cpu, weight));
     if (!rc && weight->width < weight->rows_model)
         rc = cpu_room_grow(&cpu->bias, (size_t)weight->width * sizeof(float));
@@ -302,7 +302,8 @@ void cpu_matmul_heads(struct cpu *cpu, const struct cpu_heads *heads) {
 /* ---- Several ranks ---- */
 
 /* Returns this rank's part of the bias of a joined weight. */
-static const float *matmul_own_bias(struct cpu *cpu, const struct kern_weight *w, const float *bias) {
+static const float *matmul_own_bias(struct cpu *cpu, const struct kern_weight *w,
+                                    const float *bias) {
     float *to = cpu->bias.mem;
     if (!bias || w->width == w->rows_model) return bias;
     for (int i = 0; i < w->parts; i++) {
@@ -337,8 +338,9 @@ static void finish_rows(void *arg, int worker) {
     }
 }
 
-static void matmul_multiply_summed(struct cpu *cpu, float *y, const float *x, const struct kern_weight *w,
-                            const float *bias, int rows, enum kern_matmul_mode mode) {
+static void matmul_multiply_summed(struct cpu *cpu, float *y, const float *x,
+                                   const struct kern_weight *w, const float *bias, int rows,
+                                   enum kern_matmul_mode mode) {
     float *sums = cpu->partial.mem;
     for (int row = 0; row < rows; row += MATMUL_ROWS) {
         int count = rows - row < MATMUL_ROWS ? rows - row : MATMUL_ROWS;
@@ -370,7 +372,7 @@ static void join_rows(const struct cpu *cpu, float *y, const struct kern_weight 
 }
 
 static void matmul_multiply_gathered(struct cpu *cpu, float *y, const float *x,
-                              const struct kern_weight *w, int rows) {
+                                     const struct kern_weight *w, int rows) {
     size_t stride = GATHER_ROWS * (size_t)matmul_gather_stride(cpu, w);
     float *own = (float *)cpu->partial.mem + (size_t)cpu->comm->rank * stride;
     for (int row = 0; row < rows; row += GATHER_ROWS) {

@@ -27,7 +27,8 @@ static uint32_t merge_page_of(const struct merge *m, int32_t index) {
 
 static void merge_wide(const struct merge *m, bool values, int32_t index, float *to) {
     const struct cpu_layer *layer = m->view.layer;
-    cpu_cache_wide_row(m->cache, layer, merge_page_of(m, index), values, index % layer->page_slots, to);
+    cpu_cache_wide_row(m->cache, layer, merge_page_of(m, index), values, index % layer->page_slots,
+                       to);
 }
 
 /* Computes 1 / |k| of all entries; 0 for a key of zeros. */
@@ -53,9 +54,9 @@ static void merge_find_targets(const struct merge *m, const int32_t *gone, int l
     }
     for (int32_t at = 0; at < length; at += slots) {
         int32_t count = length - at < slots ? length - at : slots;
-        m->cache->math->dots(m->work.logits, (size_t)slots, m->work.rows, lanes,
-                             cpu_cache_rows(m->cache, m->view.layer, merge_page_of(m, at), false, 0),
-                             count);
+        m->cache->math->dots(
+            m->work.logits, (size_t)slots, m->work.rows, lanes,
+            cpu_cache_rows(m->cache, m->view.layer, merge_page_of(m, at), false, 0), count);
         for (int32_t j = 0; j < count; j++) {
             if (!merge_stays(m, at + j)) continue;
             for (int l = 0; l < lanes; l++) {

@@ -135,8 +135,8 @@ static bool read_row(const struct kern_matrix *m, int64_t r, float *out) {
 }
 
 /* Rounds a block of one row. x: the numbers; wanted: the numbers with the errors of earlier blocks
- * added; factors: [KERN_BLOCK][MOMENTS_WINDOW] of the block's columns, from the place of the block's
- * first column on. */
+ * added; factors: [KERN_BLOCK][MOMENTS_WINDOW] of the block's columns, from the place of the
+ * block's first column on. */
 static void round_block(const float *x, const float *wanted, const float *factors, float *errors,
                         struct block *to) {
     float w[KERN_BLOCK];
@@ -152,8 +152,8 @@ static void round_block(const float *x, const float *wanted, const float *factor
 }
 
 /* Rounds rows [first, first + TOGETHER); those past `count` are zeros, which nobody keeps. */
-static void moments_round_rows(const struct compensating *job, float *x, float *errors, int64_t first,
-                       int64_t count) {
+static void moments_round_rows(const struct compensating *job, float *x, float *errors,
+                               int64_t first, int64_t count) {
     const int64_t cols = job->from->cols, blocks = cols / KERN_BLOCK;
     for (int64_t b = 0; b < blocks; b++) {
         const int64_t c = b * KERN_BLOCK, place = moments_place(c);

@@ -427,8 +427,8 @@ static void observe_add_mass(const struct view *view, const float *p, int32_t co
 
 /* Multiplies the attention of `lanes` heads, rows of `stride`, to entries [from, to) with their
  * values. */
-static void observe_weigh(const struct view *view, float *out, const float *p, size_t stride, int lanes,
-                  int32_t from, int32_t to) {
+static void observe_weigh(const struct view *view, float *out, const float *p, size_t stride,
+                          int lanes, int32_t from, int32_t to) {
     const struct cpu_cache *cache = view->cache;
     const struct cpu_layer *layer = view->stream.layer;
     int32_t slots = layer->page_slots;
@@ -452,7 +452,7 @@ static void answer(const struct view *view, const struct cpu_mass *mass, int fir
     for (int t = 0; t < count; t++) {
         float *sum = work->turned + (size_t)t * size;
         observe_weigh(view, sum, p + (size_t)(t * mass->out_count) * work->stride, work->stride,
-              mass->out_count, sees, sees + t);
+                      mass->out_count, sees, sees + t);
         for (int l = 0; l < mass->out_count; l++)
             cpu_cache_rotate(view->cache, sum + (size_t)(l * view->dim), view->dim);
         memcpy(mass->out + (size_t)(first + t) * mass->out_stride, sum, size * sizeof *sum);
@@ -474,7 +474,7 @@ static struct query query_at(const struct cpu_mass *mass, int t) {
 /* Processes `count` queries of the span from `first` on, whose heads' logits are in
  * work->logits. */
 static void observe_meet(const struct view *view, const struct cpu_mass *mass, int first, int count,
-                 const struct cpu_work *work) {
+                         const struct cpu_work *work) {
     int group = view->group;
     for (int l = 0; l < count * group; l++) {
         float *head = work->logits + (size_t)l * work->stride;

@@ -23,7 +23,7 @@ static void reference_rms_norm(float *y, const float *x, const float *weight, in
 }
 
 static void reference_glu(float *y, const float *gate, const float *up, int count,
-                enum kern_activation activation) {
+                          enum kern_activation activation) {
     for (int i = 0; i < count; i++) {
         float g = gate[i], u = up[i], inner = g;
         if (activation == KERN_RELU) {

@@ -523,7 +523,7 @@ static int32_t apply_xtc(struct scratch *s, const float **logit, int vocab, cons
 }
 
 static int32_t sample_choose(const float *adjusted, int vocab, const struct kern_sample *p,
-                      struct scratch *s) {
+                             struct scratch *s) {
     int32_t top = argmax(adjusted, vocab);
     if (!(p->temperature > 0.0f)) return top;
     const float *logit = adjusted;

@@ -149,7 +149,7 @@ static void shift_queries(const struct shift_job *job) {
 
 /* Finds the pages [*from, *to) of a stream that the shift writes to. Returns the stream's table. */
 static uint32_t *shift_written_pages(const struct shift_job *job, int stream, int32_t *from,
-                               int32_t *to) {
+                                     int32_t *to) {
     struct shift_plan plan = plan_stream(job, stream);
     int32_t length = plan.length - plan.dropped;
     *to = cpu_cache_pages_for(plan.view.layer, length);

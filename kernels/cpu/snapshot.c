@@ -131,7 +131,7 @@ static int import_members(struct cpu_cache *cache, int slot, int stream,
 }
 
 static int snapshot_import_stream(struct cpu_cache *cache, int slot, int stream,
-                         const struct kern_block *block) {
+                                  const struct kern_block *block) {
     struct snapshot_shape shape = snapshot_shape_of(cache);
     uint32_t *table = cpu_cache_table(cache, slot, stream);
     const struct cpu_layer *layer = cpu_cache_layer(cache, stream);
@@ -154,7 +154,7 @@ static int snapshot_import_stream(struct cpu_cache *cache, int slot, int stream,
 }
 
 static int snapshot_import_state(struct cpu_cache *cache, int slot, int state,
-                        const struct kern_block *block) {
+                                 const struct kern_block *block) {
     const int row = cpu_cache_states(cache) + state;
     CHECK(*cpu_cache_length(cache, slot, row) == 0);
     if (cache->state_pages > cache->free_count) return ERR_FULL;
@@ -185,7 +185,8 @@ int cpu_cache_snapshot_import(struct cpu_cache *cache, int slot, int block,
     CHECK(slot >= 0 && slot < cache->options.slots && block >= 0 &&
           block <= cache->streams + cache->options.states);
     CHECK(cache->slots[slot].in_use == (block > 0));
-    if (block > cache->streams) return snapshot_import_state(cache, slot, block - 1 - cache->streams, from);
+    if (block > cache->streams)
+        return snapshot_import_state(cache, slot, block - 1 - cache->streams, from);
     if (block > 0) return snapshot_import_stream(cache, slot, block - 1, from);
     struct snapshot_slot head = snapshot_read_slot(from);
     CHECK(head.window >= 0 && head.window <= KERN_WINDOW_MAX);

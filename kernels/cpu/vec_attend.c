@@ -56,8 +56,8 @@ int VEC(attend_lanes)(const struct kern_cache_options *options) {
     return LANES;
 }
 
-static struct room *vec_attend_room_of(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
-                            void *scratch) {
+static struct room *vec_attend_room_of(const struct cpu_attend_job *job,
+                                       const struct cpu_attend_item *item, void *scratch) {
     struct room *room = scratch;
     size_t width = (size_t)padded(job->head_dim);
     room->width = (int)width;
@@ -126,7 +126,7 @@ static void load_query(const struct cpu_attend_job *job, struct room *room, int 
 }
 
 static void vec_attend_begin(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
-                  const struct cpu_stream *stream, struct room *room) {
+                             const struct cpu_stream *stream, struct room *room) {
     const struct kern_span *span = &job->batch->spans[item->span];
     int32_t known = -1, lo = 0, hi = 0;
     for (int l = 0; l < item->lanes; l++) {
@@ -463,7 +463,7 @@ static void meet_all(const struct cpu_attend_job *job, const struct cpu_attend_i
 }
 
 static void vec_attend_finish(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
-                   const struct room *room) {
+                              const struct room *room) {
     for (int l = 0; l < item->lanes; l++) {
         float *out = cpu_attend_out(job, item, l);
         float scale = 1.0f / room->sum[l];

@@ -208,7 +208,7 @@ SIMD void dot_block(whole (*sum)[PANELS_MOST], const struct leaf_data *in, int64
 
 /* Returns factor `which` of block b of a panel (factor_load). */
 SIMD v16 vec_block_factor_of(const struct leaf_data *in, const int p, int64_t b, const int which,
-                   const struct form f) {
+                             const struct form f) {
     const uint64_t group = (uint64_t)(in->first + b) / BLOCK_GROUP;
     return factor_load(in->factors[p] + (size_t)b * in->factor_bytes,
                        in->units[p] + group * cpu_unit_bytes(f.least, f.factors), in->halves, which,
@@ -240,7 +240,8 @@ SIMD void scale_block(v16 (*to)[PANELS_MOST], whole (*sum)[PANELS_MOST], const s
 
 /* Adds the product of block b of the weights and the activations at one place. */
 SIMD void vec_block_add_block(v16 (*to)[PANELS_MOST], const struct leaf_data *in, int64_t b,
-                    struct inputs from, const struct form first, const int rows, const int panels) {
+                              struct inputs from, const struct form first, const int rows,
+                              const int panels) {
     whole sum[ROWS][PANELS_MOST];
     struct form second = first;
     second.part = 1;
@@ -251,9 +252,9 @@ SIMD void vec_block_add_block(v16 (*to)[PANELS_MOST], const struct leaf_data *in
     scale_block(to, sum, in, b, from, second, rows, panels);
 }
 
-/* Adds the product of the weights and each row's rest (struct cpu_x_block) for the group that begins
- * with block b. The quad of the rest differs between rows. The weights are still in the first-level
- * cache. */
+/* Adds the product of the weights and each row's rest (struct cpu_x_block) for the group that
+ * begins with block b. The quad of the rest differs between rows. The weights are still in the
+ * first-level cache. */
 SIMD void add_rests(v16 (*to)[PANELS_MOST], const struct leaf_data *in, int64_t b,
                     struct inputs from, const struct form f, const int rows, const int panels) {
     const int vectors = vectors_of(f);
@@ -491,8 +492,8 @@ static void find_leaves(const struct cpu_matmul_job *job, struct leaf_part *to) 
 }
 
 /* Adds leaf `number` to the stack of sums (cpu_leaf_of). */
-static void vec_block_one_leaf(block_sums *level, const struct cpu_matmul_job *job, const struct tile *at,
-                     int number) {
+static void vec_block_one_leaf(block_sums *level, const struct cpu_matmul_job *job,
+                               const struct tile *at, int number) {
     const struct kern_weight *w = job->weight;
     const struct leaf_part *leaf = &at->leaves[number];
     const int64_t rows = at->piece.rows;

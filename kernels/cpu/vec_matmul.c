@@ -233,7 +233,7 @@ static void add_groups(block_sums sum, const struct cpu_matmul_job *job,
 }
 
 static void vec_matmul_one_leaf(block_sums sum, const struct cpu_matmul_job *job,
-                     const struct block_of_outputs *b, struct cpu_leaf leaf) {
+                                const struct block_of_outputs *b, struct cpu_leaf leaf) {
     const struct kern_weight *w = job->weight;
     const struct shape *shape = vec_matmul_shape_of(b->rows, b->panels);
     struct leaf_data in = {.x = job->x + b->row * w->cols + leaf.first,
@@ -278,7 +278,7 @@ static void multiply_block(const struct cpu_matmul_job *job, const struct block_
 
 /* Processes all rows, in the fewest blocks of about equal size. */
 static void vec_matmul_all_rows(const struct cpu_matmul_job *job, int64_t panel, int panels,
-                     const float *wide) {
+                                const float *wide) {
     struct block_of_outputs b = {.panel = panel, .panels = panels, .wide = wide};
     for (int left = (job->rows + ROWS - 1) / ROWS; left; left--, b.row += b.rows) {
         b.rows = (job->rows - b.row + left - 1) / left;
@@ -297,7 +297,8 @@ void VEC(matmul)(const struct cpu_matmul_job *job, int64_t first, int64_t count,
         }
         return;
     }
-    for (; count >= panels; count -= panels, first += panels) vec_matmul_all_rows(job, first, panels, NULL);
+    for (; count >= panels; count -= panels, first += panels)
+        vec_matmul_all_rows(job, first, panels, NULL);
     for (; count; count--, first++) vec_matmul_all_rows(job, first, 1, NULL);
 }
 

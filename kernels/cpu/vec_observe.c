@@ -6,8 +6,8 @@
 
 /* Multiplies up to sixteen queries with packed rows: the rows are read once, and the results are
  * already in the wanted order. */
-static void vec_observe_side_by_side(float *out, size_t stride, const float *q, int lanes, struct rows rows,
-                         int count) {
+static void vec_observe_side_by_side(float *out, size_t stride, const float *q, int lanes,
+                                     struct rows rows, int count) {
     float packed[DIM_MANY * MANY], wide[MANY * DIM_MANY], score[MANY * MANY];
     const struct rows queries = {q, rows.dim, rows.dim, KERN_F32, NULL};
     const struct rows widened = {widen_rows(&queries, lanes, wide), padded(rows.dim),
@@ -82,7 +82,7 @@ static void soft_cap(float *x, int count, float cap) {
 }
 
 static void vec_observe_weigh(float *out, size_t stride, const float *p, size_t p_stride, int lanes,
-                  struct cpu_rows rows, int count) {
+                              struct cpu_rows rows, int count) {
     float wide[MANY * ROW_DIM_MAX];
     struct rows some = rows_of(rows);
     struct weighing w = {.out = out,

@@ -40,8 +40,8 @@ SIMD float vec_quantize_largest(const char *row, int64_t cols, const enum kern_d
     return v16_sum(none) == 0 ? v16_most(most) : NAN;
 }
 
-SIMD void vec_quantize_write_codes(uint8_t *codes, const char *row, int64_t cols, const enum kern_dtype dtype,
-                      float scale) {
+SIMD void vec_quantize_write_codes(uint8_t *codes, const char *row, int64_t cols,
+                                   const enum kern_dtype dtype, float scale) {
     const size_t size = kern_dtype_bytes(dtype);
     const int64_t whole = cols / 16 * 16;
     uint8_t last[16];

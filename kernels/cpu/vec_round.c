@@ -123,8 +123,8 @@ _Static_assert(GROUP == 4 && CPU_QUADS == 8, "vectors of four blocks and of four
 
 /* Numbers of a group's quads lie in two vectors, one for the first halves of the blocks and one for
  * the second: element GROUP q + i belongs to quad q of that half of block i. Missing blocks of a
- * group are zeros. `whole` is the result of is_whole for the group, and a constant in each of the two
- * versions that the compiler makes of these functions. */
+ * group are zeros. `whole` is the result of is_whole for the group, and a constant in each of the
+ * two versions that the compiler makes of these functions. */
 
 /* Loads the halves of a group's blocks. */
 SIMD void load_group(const struct rounding *row, const struct group *g, __m512 *low, __m512 *high,
@@ -218,7 +218,8 @@ SIMD __m128i divide_quad(const struct rounding *row, const struct group *g, uint
 
 /* Returns the codes of halves, four of a quad in each element; `mask`: the quad that has the codes
  * `other` instead, as its own have 15 bits. */
-SIMD __m512i vec_round_codes_of(const __m512 *half, const __m512 *by, __mmask16 mask, __m128i other) {
+SIMD __m512i vec_round_codes_of(const __m512 *half, const __m512 *by, __mmask16 mask,
+                                __m128i other) {
     __m512i a[GROUP];
     UNROLL for (int i = 0; i < GROUP; i++) a[i] = _mm512_cvtps_epi32(_mm512_mul_ps(half[i], by[i]));
     const __m512i bytes =
@@ -227,8 +228,8 @@ SIMD __m512i vec_round_codes_of(const __m512 *half, const __m512 *by, __mmask16 
 }
 
 /* Writes the codes of a group's blocks and its rest. */
-SIMD void vec_round_write_codes(const struct rounding *row, const struct group *g, __m512i low, __m512i high,
-                      int32_t rest, const bool whole) {
+SIMD void vec_round_write_codes(const struct rounding *row, const struct group *g, __m512i low,
+                                __m512i high, int32_t rest, const bool whole) {
     const __m512i order =
         _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
     const __m512i a = _mm512_permutex2var_epi32(low, order, high);
@@ -247,8 +248,9 @@ SIMD void vec_round_write_codes(const struct rounding *row, const struct group *
 
 /* Describes a group's blocks and its rest, element GROUP of each vector. `power`: 2^-k; `finite`:
  * others give NaN; `first` and `second`: sums of the codes of halves. */
-SIMD void vec_round_describe(const struct rounding *row, const struct group *g, float unit, __m256 power,
-                   __mmask8 finite, __m256i first, __m256i second, const bool whole) {
+SIMD void vec_round_describe(const struct rounding *row, const struct group *g, float unit,
+                             __m256 power, __mmask8 finite, __m256i first, __m256i second,
+                             const bool whole) {
     const __m256i all = _mm256_add_epi32(first, second), offset = _mm256_set1_epi32(row->offset);
     const __m256 back = _mm256_mul_ps(_mm256_set1_ps(MAGIC), power), nan = _mm256_set1_ps(NAN);
     const __m256i bits = _mm256_castps_si256(back);
@@ -309,10 +311,11 @@ SIMD void write_examined(const struct rounding *row, const struct group *g, cons
     const __m128 power = powers_of_two(_mm_sub_epi32(_mm_setzero_si128(), shift));
     const __m128 rest_power = _mm_mul_ps(_mm_permutevar_ps(power, of), _mm_set1_ps(1 << FINE));
     const __m128i sums = _mm_maskz_mov_epi32(finite, sums_of_blocks(first));
-    vec_round_describe(row, g, leaf->unit, _mm256_insertf128_ps(_mm256_castps128_ps256(power), rest_power, 1),
-             (__mmask8)(finite | 1u << GROUP),
-             _mm256_inserti128_si256(_mm256_castsi128_si256(sums), rest_sum, 1),
-             _mm256_zextsi128_si256(_mm_maskz_mov_epi32(finite, sums_of_blocks(second))), whole);
+    vec_round_describe(
+        row, g, leaf->unit, _mm256_insertf128_ps(_mm256_castps128_ps256(power), rest_power, 1),
+        (__mmask8)(finite | 1u << GROUP),
+        _mm256_inserti128_si256(_mm256_castsi128_si256(sums), rest_sum, 1),
+        _mm256_zextsi128_si256(_mm_maskz_mov_epi32(finite, sums_of_blocks(second))), whole);
     locate_rest(vec_round_rest_of(row, g), quad);
 }
 
@@ -347,8 +350,8 @@ static inline int shift_of(const struct unit *leaf, uint32_t need) {
 
 /* Describes a block of codes or a rest; `sum` and `second`: of its codes, with halves of each
  * half's. `finite`: otherwise it gives NaN. */
-static void vec_round_describe(const struct rounding *row, struct cpu_x_block *block, float unit, int shift,
-                     int32_t sum, int32_t second, bool finite) {
+static void vec_round_describe(const struct rounding *row, struct cpu_x_block *block, float unit,
+                               int shift, int32_t sum, int32_t second, bool finite) {
     const float power = power_of_two(-shift), back = MAGIC * power;
     const int32_t sums[2] = {sum, second};
     block->scale = unit;
@@ -396,7 +399,7 @@ static uint32_t examine(const struct rounding *row, const struct group *g, struc
 /* Writes the codes of a block, times `by`, and finds the sums of its halves, which wrap around if a
  * number is not finite. Compilers make worse code of it inside another function. */
 __attribute__((noinline)) static void vec_round_write_codes(const float *x, float by, int8_t *to,
-                                                  uint32_t *sums) {
+                                                            uint32_t *sums) {
     int32_t code[KERN_BLOCK];
     sums[0] = sums[1] = 0;
     for (int k = 0; k < KERN_BLOCK; k++) code[k] = vec_round_nearest(x[k] * by);
@@ -430,7 +433,7 @@ static void write_group(const struct rounding *row, const struct group *g, const
     for (int i = 0; i < g->count; i++) {
         shift[i] = shift_of(leaf, needs->need[i]);
         vec_round_write_codes(numbers_of(row, g->block + i), leaf->by * power_of_two(shift[i]),
-                    codes_at(row, g->place + i), sums[i]);
+                              codes_at(row, g->place + i), sums[i]);
     }
     const int32_t parts = divide_quad(
         numbers_of(row, g->block + of) + (ptrdiff_t)4 * quad, leaf->by * power_of_two(shift[of]),
@@ -440,10 +443,11 @@ static void write_group(const struct rounding *row, const struct group *g, const
         struct cpu_x_block *block = vec_round_place_of(row, g->place + i);
         const bool finite = is_finite(needs->need[i]); /* otherwise the codes mean nothing */
         const uint32_t first = finite ? sums[i][0] : 0, second = finite ? sums[i][1] : 0;
-        vec_round_describe(row, block, leaf->unit, shift[i], (int32_t)(row->split ? first : first + second),
-                 (int32_t)second, finite);
+        vec_round_describe(row, block, leaf->unit, shift[i],
+                           (int32_t)(row->split ? first : first + second), (int32_t)second, finite);
     }
-    vec_round_describe(row, rest, leaf->unit, shift[of] - FINE, parts, 0, true); /* `needs` lay there */
+    vec_round_describe(row, rest, leaf->unit, shift[of] - FINE, parts, 0,
+                       true); /* `needs` lay there */
     locate_rest(rest, at);
 }
 

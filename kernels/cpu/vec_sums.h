@@ -1,5 +1,5 @@
-/* Sixteen running sums of products of whole numbers, for vec_block.c. Include only from files compiled
- * per path: each instruction set defines its types and functions here.
+/* Sixteen running sums of products of whole numbers, for vec_block.c. Include only from files
+ * compiled per path: each instruction set defines its types and functions here.
  *
  * `whole`: sixteen running sums. `codes`: 64 bytes of a panel, or unpacked: for each sum four
  * numbers of 8 bits or, where activations are `wide` (int16), two of 16 bits, those at even bytes

@@ -180,8 +180,8 @@ static int choose_form(struct cpu *cpu, struct kern_weight *w, const struct kern
 /* ---- Loading ---- */
 
 /* The file states the size of a matrix: all products are checked for overflow. */
-static int weight_check_parts(const struct cpu *cpu, const struct kern_matrix *parts, int part_count,
-                       enum kern_shard shard, struct fault *fault) {
+static int weight_check_parts(const struct cpu *cpu, const struct kern_matrix *parts,
+                              int part_count, enum kern_shard shard, struct fault *fault) {
     int64_t rows = 0;
     for (int i = 0; i < part_count; i++) {
         if (parts[i].rows < 1 || parts[i].cols < 1 || parts[i].cols != parts[0].cols ||
@@ -204,7 +204,7 @@ static int weight_check_parts(const struct cpu *cpu, const struct kern_matrix *p
 
 /* Selects this rank's share of each part. */
 static void weight_take_parts(const struct cpu *cpu, struct kern_weight *w,
-                       const struct kern_matrix *parts, int count, struct kern_matrix *own) {
+                              const struct kern_matrix *parts, int count, struct kern_matrix *own) {
     w->parts = count;
     for (int i = 0; i < count; i++) {
         own[i] = shard_matrix(cpu->comm, &parts[i], w->shard, &w->part[i]);

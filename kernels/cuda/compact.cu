@@ -69,8 +69,8 @@ static __device__ __forceinline__ int chunk_count(const struct chunk &chunk) {
     return count;
 }
 
-/* An eviction writes pages [from, to) of a stream: those behind the first gap, or all kept pages where
- * entries remember their score. */
+/* An eviction writes pages [from, to) of a stream: those behind the first gap, or all kept pages
+ * where entries remember their score. */
 struct written {
     int from, to;
 };
@@ -318,7 +318,8 @@ static __global__ void __launch_bounds__(MOVE_THREADS, MOVE_BLOCKS)
     }
 }
 
-/* Ends the eviction of a stream: drops its emptied pages. Grid: a block of threads for each state. */
+/* Ends the eviction of a stream: drops its emptied pages. Grid: a block of threads for each state.
+ */
 static __global__ void k_close(const struct evict_args a) {
     const struct pages &p = a.streams.pages;
     if (pages_failed(p)) return;

@@ -480,9 +480,9 @@ int device_products(struct device *device, struct cuda_product *list, int most) 
 
 /* ---- Multiplying ---- */
 
-/* Multiplies with the shape's algorithm. The library's documents do not exclude that it rejects this
- * number of rows. Another algorithm is then used for it, so that a row's result may depend on the
- * other rows; this is logged once. */
+/* Multiplies with the shape's algorithm. The library's documents do not exclude that it rejects
+ * this number of rows. Another algorithm is then used for it, so that a row's result may depend on
+ * the other rows; this is logged once. */
 static void multiply(struct device *device, const struct matmul_args *a) {
     const struct product_library library = library_of(device);
     const struct product_shape shape = shape_of(a);

@@ -277,8 +277,8 @@ void mass_close(struct cuda *cuda);
 /* attend.cu */
 /* Adds the arrays of attention's plan; returns their number. */
 int attend_regions(struct cuda *cuda, struct region *regions);
-/* Enlarges the plan for slots that together have `forked_entries` more entries than the pool, because
- * forks share pages. ERR_NOMEM leaves the plan as it is. */
+/* Enlarges the plan for slots that together have `forked_entries` more entries than the pool,
+ * because forks share pages. ERR_NOMEM leaves the plan as it is. */
 int attend_grow(struct cuda *cuda, int64_t forked_entries);
 size_t attend_shared(const struct cuda *cuda); /* bytes of shared memory that a block needs */
 void attend_plan(struct cuda *cuda);

@@ -49,9 +49,9 @@ struct product_algorithm {
 
 /* The functions of a library. `find` returns the number of algorithms for this number of rows that
  * do not split the inner dimension, and lists them, the best first. `same` multiplies random rows
- * with both, and returns whether both accept the rows and all bits are equal. `in_turn`, for a shape
- * with several parts, returns whether adding one part after the other to y gives the bits of the
- * ordered sum of all. */
+ * with both, and returns whether both accept the rows and all bits are equal. `in_turn`, for a
+ * shape with several parts, returns whether adding one part after the other to y gives the bits of
+ * the ordered sum of all. */
 struct product_library {
     void *arg;
     int (*find)(void *arg, const struct product_shape *shape, int64_t rows,
@@ -90,14 +90,15 @@ const struct product_algorithm *products_find(struct products *products,
                                               const struct product_library *library,
                                               const struct product_shape *shape, int64_t rows);
 /* The library has refused what products_find returned. Afterwards that returns another algorithm,
- * or NULL. Returns true if the bits of that algorithm may differ from the shape's own, and no earlier
- * one's did. */
+ * or NULL. Returns true if the bits of that algorithm may differ from the shape's own, and no
+ * earlier one's did. */
 bool products_refused(struct products *products, const struct product_library *library,
                       const struct product_shape *shape, int64_t rows);
 /* Chooses for every bucket; the first call for a shape only. */
 void products_compare(struct products *products, const struct product_library *library,
                       const struct product_shape *shape);
-/* Returns whether the library has an algorithm for the shape, for every number of rows that is known. */
+/* Returns whether the library has an algorithm for the shape, for every number of rows that is
+ * known. */
 bool products_has(struct products *products, const struct product_library *library,
                   const struct product_shape *shape);
 /* Returns whether the shape's parts may be multiplied one after the other; false before

@@ -222,8 +222,8 @@ static unsigned types_of(const struct tool_tags *t, const char *text) {
     return CONSTRAIN_TYPES_ALL;
 }
 
-/* Returns whether a value may have this type, which is not that of strings. If the parameter does not
- * allow strings, a value may have any type. */
+/* Returns whether a value may have this type, which is not that of strings. If the parameter does
+ * not allow strings, a value may have any type. */
 static bool may_be(const struct tool_tags *t, unsigned type) {
     return (t->types & type) || !(t->types & CONSTRAIN_TYPE_STRING);
 }

@@ -12,14 +12,14 @@
     static int type##_##name(struct jinja_run *run, const struct jinja_value *self,                \
                              const struct jinja_args *args, struct jinja_value *out)
 
-static int containers_bind_one(struct jinja_run *run, const char *name, const struct jinja_args *args,
-                    struct jinja_value *value) {
+static int containers_bind_one(struct jinja_run *run, const char *name,
+                               const struct jinja_args *args, struct jinja_value *value) {
     static const char *const names[] = {"object"};
     return jinja_bind(run, name, args, names, 1, 1, value);
 }
 
 static int containers_find_item(struct jinja_run *run, const struct jinja_list *list,
-                     const struct jinja_value *item, uint32_t from, uint32_t *out) {
+                                const struct jinja_value *item, uint32_t from, uint32_t *out) {
     bool found = false;
     int rc = 0;
     for (*out = from; *out < list->count; ++*out) {
@@ -115,7 +115,8 @@ METHOD(dict, values) {
     return view(run, "values", "dict_values", self, args, VALUES, out);
 }
 
-static int containers_merge(struct jinja_run *run, struct jinja_dict *to, const struct jinja_dict *from) {
+static int containers_merge(struct jinja_run *run, struct jinja_dict *to,
+                            const struct jinja_dict *from) {
     uint32_t count = from->count; /* `from` may be `to` */
     int rc = 0;
     for (uint32_t i = 0; i < count && !rc; i++)

@@ -131,7 +131,7 @@ static void group_digits(char *digits, char separator) {
 
 /* sign + prefix + digits with zeros or fill between or around them. */
 static int format_add_number(struct jinja_run *run, struct jinja_text *text, const char *prefix,
-                      const char *digits, const struct spec *spec) {
+                             const char *digits, const struct spec *spec) {
     int rc = 0;
     int64_t size = (int64_t)(strlen(prefix) + strlen(digits));
     bool inside = spec->align == '=' || (spec->zero && !spec->align);
@@ -182,11 +182,11 @@ static int add_real(struct jinja_run *run, struct jinja_text *text, double value
     if (spec->group) group_digits(digits, spec->group);
     bool minus = signbit(value) && !isnan(value);
     return format_add_number(run, text,
-                      minus               ? "-"
-                      : spec->sign == '+' ? "+"
-                      : spec->sign == ' ' ? " "
-                                          : "",
-                      digits, spec);
+                             minus               ? "-"
+                             : spec->sign == '+' ? "+"
+                             : spec->sign == ' ' ? " "
+                                                 : "",
+                             digits, spec);
 }
 
 static int add_code(struct jinja_run *run, struct jinja_text *text, int64_t code,

@@ -307,7 +307,8 @@ static int lex_number(struct lexer *lexer) {
         end = whole = scan_digits(lexer, lexer->at, 10);
         bool after_dot = lexer->at > 0 && lexer->s[lexer->at - 1] == '.'; /* x.0.1: two indices */
         if (!after_dot) {
-            if (end + 1 < lexer->size && lexer->s[end] == '.' && lex_hex_value(lexer->s[end + 1]) < 10)
+            if (end + 1 < lexer->size && lexer->s[end] == '.' &&
+                lex_hex_value(lexer->s[end + 1]) < 10)
                 end = scan_digits(lexer, end + 1, 10);
             end = scan_exponent(lexer, end);
         }
@@ -329,8 +330,8 @@ static int lex_number(struct lexer *lexer) {
 }
 
 /* \x \u \U: `digits` hex digits at s[*at]. */
-static int lex_hex_escape(struct lexer *lexer, const char *s, uint32_t size, uint32_t *at, int digits,
-                      char **out) {
+static int lex_hex_escape(struct lexer *lexer, const char *s, uint32_t size, uint32_t *at,
+                          int digits, char **out) {
     uint32_t code = 0;
     for (int i = 0; i < digits; i++, (*at)++) {
         int value = *at < size ? lex_hex_value(s[*at]) : 99;

@@ -41,7 +41,8 @@ CASE_METHOD(swapcase, JINJA_SWAPCASE)
 /* Strip */
 
 static int methods_strip(struct jinja_run *run, const char *name, const struct jinja_value *self,
-                 const struct jinja_args *args, bool left, bool right, struct jinja_value *out) {
+                         const struct jinja_args *args, bool left, bool right,
+                         struct jinja_value *out) {
     static const char *const names[] = {"chars"};
     struct jinja_value chars;
     int rc = jinja_bind(run, name, args, names, 1, 0, &chars);
@@ -89,7 +90,8 @@ METHOD(removesuffix) {
     int rc = jinja_bind(run, "removesuffix", args, names, 1, 1, &suffix);
     if (!rc) rc = want_str(run, "removesuffix", &suffix);
     if (rc) return rc;
-    *out = jinja_str_view(self, 0, self->size - (methods_ends_with(self, &suffix) ? suffix.size : 0));
+    *out =
+        jinja_str_view(self, 0, self->size - (methods_ends_with(self, &suffix) ? suffix.size : 0));
     return jinja_charge_bytes(run, suffix.size);
 }
 
@@ -130,7 +132,8 @@ static int affix(struct jinja_run *run, const char *name, const struct jinja_val
                               "%s first arg must be str or a tuple of str, not %s", name,
                               jinja_type_name(one));
         struct jinja_value seen = jinja_str_view(self, from > to ? 0 : from, from > to ? 0 : to);
-        found = from <= to && (at_end ? methods_ends_with(&seen, one) : methods_begins_with(&seen, one));
+        found = from <= to &&
+                (at_end ? methods_ends_with(&seen, one) : methods_begins_with(&seen, one));
         rc = jinja_charge_bytes(run, one->size + 64ul);
     }
     *out = jinja_bool(found);
@@ -146,7 +149,8 @@ METHOD(endswith) {
 }
 
 static int methods_search(struct jinja_run *run, const char *name, const struct jinja_value *self,
-                  const struct jinja_args *args, bool last, bool raises, struct jinja_value *out) {
+                          const struct jinja_args *args, bool last, bool raises,
+                          struct jinja_value *out) {
     struct jinja_value needle;
     uint32_t from, to;
     int64_t at = -1;
@@ -298,7 +302,7 @@ static int split_by_from_right(struct jinja_run *run, const struct jinja_value *
 }
 
 static int methods_split(struct jinja_run *run, const char *name, const struct jinja_value *self,
-                 const struct jinja_args *args, bool right, struct jinja_value *out) {
+                         const struct jinja_args *args, bool right, struct jinja_value *out) {
     static const char *const names[] = {"sep", "maxsplit"};
     struct jinja_value v[2], list;
     int64_t limit;

@@ -87,7 +87,7 @@ static int add_lists(struct jinja_run *run, const struct jinja_value *a,
 }
 
 static int ops_repeat(struct jinja_run *run, const struct jinja_value *v, int64_t count,
-                  struct jinja_value *out) {
+                      struct jinja_value *out) {
     if (v->kind == JINJA_STR) return jinja_str_repeat(run, v, count, out);
     const struct jinja_list *list = v->list;
     if (count < 0 || !list->count) count = 0;
@@ -429,7 +429,7 @@ int jinja_attribute(struct jinja_run *run, const struct jinja_value *object,
 
 /* *out MISSING when there is no such item. */
 static int ops_find_item(struct jinja_run *run, const struct jinja_value *object,
-                     const struct jinja_value *key, struct jinja_value *out) {
+                         const struct jinja_value *key, struct jinja_value *out) {
     *out = (struct jinja_value){.kind = JINJA_MISSING};
     if (object->kind == JINJA_DICT) {
         struct jinja_pair *pair;

@@ -32,7 +32,7 @@ static int comes_before(const struct sorter *s, uint32_t b, uint32_t a, bool *ou
 }
 
 static int sequence_merge(const struct sorter *s, const uint32_t *from, uint32_t *to, uint32_t low,
-                 uint32_t middle, uint32_t high) {
+                          uint32_t middle, uint32_t high) {
     uint32_t a = low, b = middle;
     for (uint32_t i = low; i < high; i++) {
         bool second = a == middle;

@@ -11,7 +11,7 @@
                            const struct jinja_args *args, struct jinja_value *out)
 
 static int tests_bind_one(struct jinja_run *run, const char *name, const struct jinja_args *args,
-                    struct jinja_value *value) {
+                          struct jinja_value *value) {
     static const char *const names[] = {"other"};
     return jinja_bind(run, name, args, names, 1, 1, value);
 }

@@ -71,7 +71,7 @@ static bool all_ascii(const char *data, size_t size) {
 }
 
 static int text_add_bytes(struct jinja_run *run, struct jinja_text *text, const char *data,
-                     size_t size) {
+                          size_t size) {
     int rc = jinja_charge_bytes(run, size);
     if (!rc) rc = text_reserve(run, text, size);
     if (rc) return rc;

@@ -33,7 +33,7 @@ static int added_compare(const char *a, size_t a_size, const char *b, size_t b_s
 static int compare_added(const void *a, const void *b, void *text) {
     const struct tok_added *x = a, *y = b;
     return added_compare((char *)text + x->pattern, x->pattern_size, (char *)text + y->pattern,
-                   y->pattern_size);
+                         y->pattern_size);
 }
 
 /* Patterns of the second matcher are normalised like the text they are looked for in. */
@@ -80,7 +80,7 @@ int tok_added_finish(struct tok *tok, struct fault *fault) {
 /* Narrows [*low, *high), whose patterns share `depth` bytes, to those that continue with `byte`.
  * Patterns that end at `depth` sort first. */
 static void added_narrow(const struct tok *tok, const struct tok_matcher *matcher, size_t depth,
-                   unsigned char byte, size_t *low, size_t *high) {
+                         unsigned char byte, size_t *low, size_t *high) {
     size_t bounds[2];
     for (int side = 0; side < 2; side++) {
         size_t a = *low, b = *high;
@@ -116,9 +116,10 @@ static enum trust trust_of(const struct tok_text *text, size_t span, size_t at, 
 /* The longest token at `at`. `span` is the first that ends after it. *plain: it is a special token
  * that may not be recognised here, so its text is text. Where a request's bytes would only lengthen
  * what the template wrote, the longest token that they do not touch counts. */
-static const struct tok_added *added_longest_at(const struct tok *tok, const struct tok_matcher *matcher,
-                                          bool specials, const struct tok_text *text, size_t span,
-                                          size_t at, bool *plain) {
+static const struct tok_added *added_longest_at(const struct tok *tok,
+                                                const struct tok_matcher *matcher, bool specials,
+                                                const struct tok_text *text, size_t span, size_t at,
+                                                bool *plain) {
     const struct tok_added *best = NULL;
     size_t low = 0, high = matcher->count;
     for (size_t depth = 0; at + depth < text->size; depth++) {

@@ -49,7 +49,7 @@ static uint32_t read_unit(const char *data, size_t index) {
 }
 
 static int charsmap_add_table(struct tok *tok, const char *data, size_t size, struct tok_step *step,
-                     const char *field, struct fault *fault) {
+                              const char *field, struct fault *fault) {
     size_t trie = size < 4 ? SIZE_MAX : read_unit(data, 0);
     if (size < 4 || trie > size - 4 || trie % 4 || trie == 0)
         return fault_set(fault, ERR_MALFORMED, field, "'precompiled_charsmap' is cut off");
@@ -96,7 +96,8 @@ static uint32_t offset_of(uint32_t unit) {
 
 /* Finds the value of the shortest key with which `s` begins. Returns false if there is none. Links
  * that are wrong in the file end the search. */
-static bool charsmap_look_up(const struct charsmap *map, const char *s, size_t size, uint32_t *value) {
+static bool charsmap_look_up(const struct charsmap *map, const char *s, size_t size,
+                             uint32_t *value) {
     uint32_t at = 0, unit;
     if (!charsmap_unit_at(map, at, &unit)) return false;
     at ^= offset_of(unit);

@@ -24,10 +24,11 @@ static int load_replace(struct tok *tok, const cJSON *node, const char *path, st
     int rc = tok_load_pattern(node, path, &find, &literal, fault);
     if (!rc) rc = json_str(node, path, "content", &content, fault);
     if (rc) return rc;
-    if (!literal || !*find) return decode_refuse(path, fault, "a decoder replaces plain strings only");
+    if (!literal || !*find)
+        return decode_refuse(path, fault, "a decoder replaces plain strings only");
     if (d->fused || d->byte_fallback || d->byte_level)
         return decode_refuse(path, fault,
-                      "Replace after ByteFallback, ByteLevel or Fuse is not supported");
+                             "Replace after ByteFallback, ByteLevel or Fuse is not supported");
     if (d->replace_count == TOK_STEPS_MAX)
         return fault_set(fault, ERR_LIMIT, path, "more than %d steps", TOK_STEPS_MAX);
     struct tok_step *step = &d->replaces[d->replace_count++];
@@ -59,12 +60,12 @@ static int load_strip(struct tok_decoder *d, const cJSON *node, const char *path
     if (start == 0 && stop == 0) return 0;
     if (!d->fused || d->strip_size || start != 1 || stop != 0)
         return decode_refuse(path, fault,
-                      "Strip is supported after Fuse, for one character at the beginning");
+                             "Strip is supported after Fuse, for one character at the beginning");
     return load_char(node, path, "content", d->strip, &d->strip_size, fault);
 }
 
 static int decode_load_metaspace(struct tok *tok, const cJSON *node, const char *path,
-                          struct fault *fault) {
+                                 struct fault *fault) {
     struct tok_decoder *d = &tok->decoder;
     const char *scheme = "always";
     bool prefix = true;

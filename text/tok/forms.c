@@ -141,7 +141,8 @@ static size_t run_end(const struct normalizer *n, const char *s, size_t from, si
     return size;
 }
 
-static int forms_normalize(struct normalizer *n, const struct tok_text *in, struct tok_span_map *map) {
+static int forms_normalize(struct normalizer *n, const struct tok_text *in,
+                           struct tok_span_map *map) {
     for (size_t at = 0, end; at < in->size; at = end) {
         bool plain = true, changed = false;
         end = ascii_run(in->s, at, in->size);

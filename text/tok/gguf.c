@@ -129,7 +129,7 @@ static bool names_row(const struct words *row, const struct gguf_string *pre) {
 }
 
 static int gguf_load_words(struct tok *tok, const struct gguf *gguf, bool *add_bos,
-                      struct fault *fault) {
+                           struct fault *fault) {
     struct gguf_string pre = {0};
     const struct words *row = NULL;
     int rc = gguf_str(gguf, KEY("pre"), &pre, fault);
@@ -378,7 +378,7 @@ static int load_end(struct tok *tok, const struct gguf *gguf, const char *flag, 
 /* Reads the tokens that begin and end texts. If a file of SentencePiece's kind names none, they
  * have SentencePiece's own ids. */
 static int gguf_load_ends(struct tok *tok, const struct gguf *gguf, bool pieces, bool add_bos,
-                     struct fault *fault) {
+                          struct fault *fault) {
     int rc = load_end(tok, gguf, KEY("add_bos_token"), KEY("bos_token_id"), add_bos,
                       pieces ? 1 : -1, tok->template_before, &tok->before_count, fault);
     if (rc) return rc;
@@ -456,8 +456,8 @@ static int load(struct tok *tok, const struct gguf *gguf, struct fault *fault) {
         return rc ? rc : tok_finish(tok, fault);
     }
     if (!rc)
-        rc =
-            spaces ? load_spaces(tok, gguf, pieces, fault) : gguf_load_words(tok, gguf, &add_bos, fault);
+        rc = spaces ? load_spaces(tok, gguf, pieces, fault)
+                    : gguf_load_words(tok, gguf, &add_bos, fault);
     if (!rc) rc = pieces ? load_scores(tok, &a, fault) : gguf_load_merges(tok, &a, fault);
     if (!rc) rc = gguf_load_ends(tok, gguf, pieces, add_bos, fault);
     return rc ? rc : tok_finish(tok, fault);

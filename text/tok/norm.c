@@ -84,7 +84,8 @@ int tok_edit_close(struct tok_edit *edit, struct tok_text *out) {
     const struct tok_text *in = edit->in;
     *out = *in;
     if (!edit->w.data) return 0;
-    if (!norm_put(edit, in->size, in->s + edit->taken, in->size - edit->taken, false)) return ERR_NOMEM;
+    if (!norm_put(edit, in->size, in->s + edit->taken, in->size - edit->taken, false))
+        return ERR_NOMEM;
     *out = (struct tok_text){edit->w.data, edit->w.size, edit->map.out, edit->map.out_count};
     return 0;
 }
@@ -108,8 +109,9 @@ static int prepend(struct arena *arena, const struct tok *tok, const struct tok_
 }
 
 /* The next match at or after `from`: 1 found, 0 none, negative enum err. */
-static int norm_find(const struct tok_step *step, const struct tok *tok, struct tok_scratch *scratch,
-                const struct tok_text *in, size_t from, size_t *begin, size_t *end) {
+static int norm_find(const struct tok_step *step, const struct tok *tok,
+                     struct tok_scratch *scratch, const struct tok_text *in, size_t from,
+                     size_t *begin, size_t *end) {
     if (step->regex) return tok_regex_find(step->regex, scratch, in->s, in->size, from, begin, end);
     const char *found =
         memmem(in->s + from, in->size - from, tok->text + step->find, step->find_size);
@@ -121,7 +123,8 @@ static int norm_find(const struct tok_step *step, const struct tok *tok, struct 
 
 /* An empty match right behind a match does not count: the search goes on one character later. */
 static int norm_replace(struct arena *arena, const struct tok *tok, struct tok_scratch *scratch,
-                   const struct tok_step *step, const struct tok_text *in, struct tok_text *out) {
+                        const struct tok_step *step, const struct tok_text *in,
+                        struct tok_text *out) {
     struct tok_edit edit;
     size_t from = 0, begin, end, last = SIZE_MAX;
     tok_edit_open(&edit, arena, in);
@@ -214,7 +217,7 @@ static int change_chars(struct arena *arena, char_function *change, const struct
 }
 
 static int norm_strip(struct arena *arena, const struct tok_step *step, const struct tok_text *in,
-                 struct tok_text *out) {
+                      struct tok_text *out) {
     struct tok_edit edit;
     uint32_t length = 0;
     size_t begin = 0, end = in->size;

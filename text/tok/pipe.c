@@ -24,7 +24,7 @@ typedef int load_function(struct pipe *p, const cJSON *node, const char *type, c
 /* Calls `load` for the component or, if it is a Sequence, for each of its members. The recursion is
  * no deeper than the JSON. */
 static int pipe_walk(struct pipe *p, const cJSON *node, const char *path, const char *members,
-                load_function *load) {
+                     load_function *load) {
     const char *type = NULL;
     if (!cJSON_IsObject(node))
         return fault_set(p->fault, ERR_MALFORMED, path, "expected an object, found %s",

@@ -91,7 +91,8 @@ static bool is_surrogate(uint32_t code) {
 }
 
 /* Compares code points; the missing ones go to `lacks`. */
-static enum known property_compare(struct unicode_property property, const bool *has, struct buf *lacks) {
+static enum known property_compare(struct unicode_property property, const bool *has,
+                                   struct buf *lacks) {
     struct unicode_range range;
     enum known known = SAME;
     uint32_t code = 0;
@@ -137,7 +138,7 @@ static int learn(struct unicode_property property) {
 /* ---- Writing ---- */
 
 static void property_write_set(struct buf *out, struct unicode_property property, bool negated,
-                          enum known known, const char *lacks) {
+                               enum known known, const char *lacks) {
     if (known == SAME) {
         buf_fmt(out, "\\%c{%s}", negated ? 'P' : 'p', unicode_property_name(property));
     } else if (known == LACKING && !negated) {

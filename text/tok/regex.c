@@ -199,7 +199,8 @@ static int rewrite_class(struct rewriter *w) {
                 if ((rc = rewrite_posix_class(w))) return rc;
                 continue;
             }
-            if (w->at[1] == '^' || w->at[1] == ']' || w->at[-1] == '-') return pcre_refuse(w, w->at, 2);
+            if (w->at[1] == '^' || w->at[1] == ']' || w->at[-1] == '-')
+                return pcre_refuse(w, w->at, 2);
             depth++;
             w->at++;
         } else if (*w->at == ']') {
@@ -329,7 +330,7 @@ static int rewrite(const char *pattern, const char *field, struct buf *out, stru
 /* ---- Compiling ---- */
 
 static int pcre_compile(const char *pattern, size_t size, bool literal, const char *field,
-                   pcre2_compile_context *context, pcre2_code **out, struct fault *fault) {
+                        pcre2_compile_context *context, pcre2_code **out, struct fault *fault) {
     /* \C could cut characters in two. */
     uint32_t options = literal ? PCRE2_LITERAL | PCRE2_UTF
                                : PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C;

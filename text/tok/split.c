@@ -108,7 +108,8 @@ static int split_digits(struct splitter *s, size_t size) {
 }
 
 /* The copy of a piece stands where the piece stood: at the beginning of the text, or not. */
-static int split_go_on(struct tok_encoder *e, int stage, const char *old, const char *text, size_t size) {
+static int split_go_on(struct tok_encoder *e, int stage, const char *old, const char *text,
+                       size_t size) {
     if (old == e->first) e->first = text;
     return tok_split(e, stage + 1, text, size);
 }

@@ -44,7 +44,8 @@ int tok_unigram_index(struct tok *tok, struct fault *fault) {
             tok->sorted[tok->sorted_count++] = id;
     }
     tok->unknown_score = lowest - UNKNOWN_PENALTY;
-    qsort_r(tok->sorted, (size_t)tok->sorted_count, sizeof *tok->sorted, unigram_compare_names, tok);
+    qsort_r(tok->sorted, (size_t)tok->sorted_count, sizeof *tok->sorted, unigram_compare_names,
+            tok);
     for (int32_t byte = 0, i = 0; byte <= 256; byte++) {
         while (i < tok->sorted_count &&
                (unsigned char)tok->text[tok->tokens[tok->sorted[i]].name] < byte)

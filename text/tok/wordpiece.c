@@ -17,8 +17,8 @@ static bool begins_char(char c) {
 }
 
 /* The token that piece[at, *end) is, of those that begin at `at` the longest; -1: there is none. */
-static int32_t wordpiece_longest_at(const struct tok *tok, const char *piece, size_t size, size_t at,
-                          size_t *end) {
+static int32_t wordpiece_longest_at(const struct tok *tok, const char *piece, size_t size,
+                                    size_t at, size_t *end) {
     const char *prefix = tok->text + tok->word_prefix;
     const size_t before = at > 0 ? tok->word_prefix_size : 0;
     size_t most = tok->names_max > before ? tok->names_max - before : 0;

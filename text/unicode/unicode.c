@@ -69,8 +69,8 @@ uint32_t unicode_decode(const char *s, size_t size, uint32_t *length) {
 
 enum unicode_category unicode_category(uint32_t code) {
     if (code >= UNICODE_POINTS) return UNICODE_CN;
-    return (enum unicode_category)unicode_value_of(unicode_category_starts, unicode_category_starts_count,
-                                           code);
+    return (enum unicode_category)unicode_value_of(unicode_category_starts,
+                                                   unicode_category_starts_count, code);
 }
 
 bool unicode_is_letter(uint32_t code) {

@@ -99,8 +99,8 @@ int unicode_class(uint32_t code); /* Canonical_Combining_Class */
 /* The whole canonical or compatibility decomposition; returns how many code points. */
 size_t unicode_decompose(uint32_t code, bool compatible, uint32_t out[UNICODE_DECOMPOSED_MAX]);
 uint32_t unicode_compose(uint32_t first, uint32_t second); /* 0: they do not compose */
-/* Returns whether no normalisation form changes the character alone, and it never joins the character
- * before it. Hangul syllables count as inert, although NFD and NFKD change them. */
+/* Returns whether no normalisation form changes the character alone, and it never joins the
+ * character before it. Hangul syllables count as inert, although NFD and NFKD change them. */
 bool unicode_is_inert(uint32_t code);
 /* Returns whether the character may change places, or compose, with the one before it. */
 bool unicode_joins_previous(uint32_t code);

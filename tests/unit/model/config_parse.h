@@ -9,7 +9,8 @@
 
 /* The last of two equal keys wins, so overrides come behind the members they replace. */
 static inline int parse_with(const char *overrides, const char *architecture, const char *type,
-                      const char *generation, struct model_config *out, struct fault *fault) {
+                             const char *generation, struct model_config *out,
+                             struct fault *fault) {
     char text[4096];
     snprintf(text, sizeof text,
              "{\"architectures\": [\"%s\"], \"model_type\": \"%s\", \"hidden_size\": 64,"
@@ -23,7 +24,8 @@ static inline int parse_with(const char *overrides, const char *architecture, co
                               0, out, fault);
 }
 
-static inline int parse_llama(const char *overrides, struct model_config *out, struct fault *fault) {
+static inline int parse_llama(const char *overrides, struct model_config *out,
+                              struct fault *fault) {
     return parse_with(overrides, "LlamaForCausalLM", "llama", NULL, out, fault);
 }
 
