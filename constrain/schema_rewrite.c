@@ -203,7 +203,7 @@ static const cJSON *negate_all(struct schema *s, const cJSON *schemas, const cha
 /* Keywords about sizes: the type that each applies to, and the keyword of its opposite. */
 static const struct size_keyword {
     const char *name, *type, *opposite;
-    int step; /* what the opposite adds to a count; 0: the keyword bounds numbers, and its opposite
+    int step; /* the opposite adds this to a count; 0: the keyword bounds numbers, and its opposite
                  has the same value */
 } size_keywords[] = {
     {"minLength", "string", "maxLength", -1},

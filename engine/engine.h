@@ -652,7 +652,7 @@ enum engine_wait {
     ENGINE_WAIT_NOTHING, /* not tried yet */
     ENGINE_WAIT_PLACES,
     ENGINE_WAIT_PAGES,
-    ENGINE_WAIT_QUOTA,   /* its client's quota has too few pages; others may pass the job */
+    ENGINE_WAIT_QUOTA,   /* the client's quota has too few pages; others may pass the job */
     ENGINE_WAIT_STORE,   /* a file is read, or a conversation that has to go is written first */
     ENGINE_WAIT_ARRIVAL, /* a conversation is copied into the cache, or can be for the head alone */
     ENGINE_WAIT_LIST,    /* the directory is listed */

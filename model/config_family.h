@@ -32,7 +32,7 @@ enum windows {
     WINDOWS_ALL_BY_FLAG /* with use_sliding_window, every layer */
 };
 
-/* Which layers have experts. Unless said otherwise, experts have a width of their own
+/* Says which layers have experts. Unless said otherwise, experts have a width of their own
  * (moe_intermediate_size), and norm_topk_prob says whether the chosen weights sum to 1. */
 enum experts {
     EXPERTS_NONE,

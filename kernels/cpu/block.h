@@ -186,10 +186,10 @@ static inline size_t cpu_block_units_at(const struct kern_weight *w) {
 /* Describes a block of an activation row, or a rest. The codes of a rest are the first four at its
  * place; `block` and `quad` say which weights it is multiplied with. */
 struct cpu_x_block {
-    float scale;       /* int16: the scale; int8: the leaf's unit u, in each of its blocks */
-    float back;        /* int8: 1.5 2^23 times the power of two, as above */
-    struct {           /* of the block, or of each half where halves have scales of their own */
-        float sum;     /* int16: scale times the sum of codes; int8: the power of two times it */
+    float scale;   /* int16: the scale; int8: the leaf's unit u, in each of its blocks */
+    float back;    /* int8: 1.5 2^23 times the power of two, as above */
+    struct {       /* sums of the block, or of each half where halves have scales of their own */
+        float sum; /* int16: scale times the sum of codes; int8: the power of two times it */
         int32_t start; /* minus the form's offset times the sum of codes, in int8 added to the bits
                           of `back` */
     } part[2];
