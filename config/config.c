@@ -740,8 +740,8 @@ static int load_sources(struct loader *load, int argc, char **argv, char **envp)
     return rc ? rc : add_models(load);
 }
 
-static int load_all(int argc, char **argv, char **envp, const struct config *base, size_t model,
-                    struct config *config, struct fault *fault) {
+static int config_load_all(int argc, char **argv, char **envp, const struct config *base,
+                           size_t model, struct config *config, struct fault *fault) {
     struct loader load = {.config = config, .fault = fault};
     char section[256] = "";
     memset(config, 0, sizeof *config);
@@ -762,12 +762,12 @@ static int load_all(int argc, char **argv, char **envp, const struct config *bas
 }
 
 int config_load(int argc, char **argv, char **envp, struct config *config, struct fault *fault) {
-    return load_all(argc, argv, envp, NULL, 0, config, fault);
+    return config_load_all(argc, argv, envp, NULL, 0, config, fault);
 }
 
 int config_load_model(int argc, char **argv, char **envp, const struct config *base, size_t model,
                       struct config *config, struct fault *fault) {
-    return load_all(argc, argv, envp, base, model, config, fault);
+    return config_load_all(argc, argv, envp, base, model, config, fault);
 }
 
 void config_close(struct config *config) {

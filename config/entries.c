@@ -21,7 +21,7 @@ void entries_add(struct config *config, const char *names, const char *path) {
     config->models = models;
 }
 
-static bool ends_with(const char *text, size_t size, const char *ending) {
+static bool entries_ends_with(const char *text, size_t size, const char *ending) {
     const size_t tail = strlen(ending);
     return size > tail && memcmp(text + size - tail, ending, tail) == 0;
 }
@@ -41,7 +41,7 @@ static char *name_of_path(const char *given) {
     while (end > 1 && path[end - 1] == '/') end--;
     size_t start = end;
     while (start > 0 && path[start - 1] != '/') start--;
-    if (ends_with(path + start, end - start, ENDING)) end -= sizeof ENDING - 1;
+    if (entries_ends_with(path + start, end - start, ENDING)) end -= sizeof ENDING - 1;
     name = mem_must_alloc(end - start + 1, 1);
     memcpy(name, path + start, end - start);
     free(real);
@@ -87,7 +87,8 @@ static bool is_model(const char *path, const char *name) {
     char config[4096];
     struct stat info;
     if (name[0] == '.' || stat(path, &info) != 0) return false;
-    if (S_ISREG(info.st_mode)) return ends_with(name, strlen(name), ENDING) && !is_part(name);
+    if (S_ISREG(info.st_mode))
+        return entries_ends_with(name, strlen(name), ENDING) && !is_part(name);
     return (size_t)snprintf(config, sizeof config, "%s/config.json", path) < sizeof config &&
            access(config, F_OK) == 0;
 }

@@ -20,7 +20,7 @@ struct summing {
 
 /* ---- One tensor ---- */
 
-static const struct tensor *find(const struct summing *s, enum role role, int layer) {
+static const struct tensor *base_digest_find(const struct summing *s, enum role role, int layer) {
     char name[TENSOR_NAME_MAX];
     tensor_name(name, s->naming, role, layer, 0);
     return weights_find(s->weights, name);
@@ -46,7 +46,7 @@ static int64_t stored_row(const struct summing *s, const struct tensor_rows *pla
 
 static void add_vector(struct summing *s, const struct slot *slot, int part, int layer) {
     const enum role role = slot->parts[part];
-    const struct tensor *tensor = find(s, role, layer);
+    const struct tensor *tensor = base_digest_find(s, role, layer);
     const struct tensor_rows place = tensor_rows_of(s->config, s->naming, role, layer);
     const float offset = slot_offset(slot, s->config);
     int64_t rows, cols;
@@ -63,7 +63,7 @@ static void add_vector(struct summing *s, const struct slot *slot, int part, int
 
 static void add_matrix(struct summing *s, const struct slot *slot, int part, int layer) {
     const enum role role = slot->parts[part];
-    const struct tensor *tensor = find(s, role, layer);
+    const struct tensor *tensor = base_digest_find(s, role, layer);
     const struct tensor_rows place = tensor_rows_of(s->config, s->naming, role, layer);
     const struct tensor_rows columns = tensor_columns_of(s->config, s->naming, role, layer);
     int64_t rows, cols;

@@ -85,8 +85,8 @@ static int read_topk_method(const cJSON *root, struct model_config *out, int64_t
 }
 
 /* How experts are chosen. */
-static int read_choice(const cJSON *root, const struct family *family, struct model_config *out,
-                       struct fault *fault) {
+static int moe_read_choice(const cJSON *root, const struct family *family, struct model_config *out,
+                           struct fault *fault) {
     const char *function = family->sigmoid ? "sigmoid" : "softmax", *found = function;
     int64_t groups = 1, used = 1;
     double scale = 1;
@@ -203,7 +203,7 @@ int model_config_read_experts(const cJSON *root, const struct family *family,
     rc = says ? json_bool(root, NULL, "norm_topk_prob", &out->experts_normalised, fault) : 0;
     if (rc) return rc;
     if (!by_types) rc = read_routed(root, family, out, fault);
-    if (!rc) rc = read_choice(root, family, out, fault);
+    if (!rc) rc = moe_read_choice(root, family, out, fault);
     if (!rc) rc = read_shared(root, family, out, fault);
     if (!rc && out->gemma4_experts) rc = read_beside(out, fault);
     if (!rc && routed_layers(out) == 0) {

@@ -18,7 +18,7 @@ static int refuse(struct fault *fault, const char *field, const char *why) {
 }
 
 /* Returns the member's text; "" if it is absent or not a string. */
-static const char *text_of(const cJSON *object, const char *key) {
+static const char *quant_text_of(const cJSON *object, const char *key) {
     const cJSON *node = json_get(object, key);
     return cJSON_IsString(node) ? node->valuestring : "";
 }
@@ -32,8 +32,8 @@ static const char *text_of(const cJSON *object, const char *key) {
  * the weights stand for are multiplied as they are. How the scheme would round activations and the
  * cache (dynamically, or with scales of their own) is ignored: that saves time and changes numbers.
  */
-static int read_block(const cJSON *object, const char *key, struct packing *out,
-                      struct fault *fault) {
+static int quant_read_block(const cJSON *object, const char *key, struct packing *out,
+                            struct fault *fault) {
     const cJSON *list = json_get(object, key);
     int64_t sizes[2] = {BLOCK_SIZE, BLOCK_SIZE};
     char field[96];
@@ -56,7 +56,7 @@ static int read_fp8(const cJSON *q, struct packing *out, struct fault *fault) {
     if (strcmp(format, "e4m3") != 0 && strcmp(format, "float8_e4m3fn") != 0)
         return fault_set(fault, ERR_UNSUPPORTED, PATH ".fmt",
                          "\"%.32s\" is not supported: only \"e4m3\"", format);
-    return read_block(q, "weight_block_size", out, fault);
+    return quant_read_block(q, "weight_block_size", out, fault);
 }
 
 #define WEIGHTS PATH ".config_groups.weights"
@@ -84,7 +84,7 @@ static int read_group_floats(const cJSON *group, int wanted, const char **strate
 }
 
 /* Reads compressed-tensors "float-quantized"; all groups of modules must be alike. */
-static int read_floats(const cJSON *q, struct packing *out, struct fault *fault) {
+static int quant_read_floats(const cJSON *q, struct packing *out, struct fault *fault) {
     const cJSON *groups = json_get(q, "config_groups"), *group;
     if (!cJSON_IsObject(groups) || !groups->child)
         return refuse(fault, PATH ".config_groups", "expected groups of modules");
@@ -97,7 +97,7 @@ static int read_floats(const cJSON *q, struct packing *out, struct fault *fault)
             return fault_set(fault, ERR_UNSUPPORTED, WEIGHTS,
                              "a scale per %.32s is not supported: per tensor, channel or block",
                              strategy);
-        rc = read_block(json_get(group, "weights"), "block_structure", out, fault);
+        rc = quant_read_block(json_get(group, "weights"), "block_structure", out, fault);
         if (rc) return rc;
     }
     return 0;
@@ -130,10 +130,10 @@ static int read_nvfp4_groups(const cJSON *q, struct packing *out, struct fault *
 static int read_modelopt(const cJSON *q, struct packing *out, struct fault *fault) {
     static const char *const known[] = {"FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO"};
     const cJSON *inner = json_get(q, "quantization");
-    const char *algorithm = text_of(cJSON_IsObject(inner) ? inner : q, "quant_algo");
+    const char *algorithm = quant_text_of(cJSON_IsObject(inner) ? inner : q, "quant_algo");
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
         if (strcasecmp(algorithm, known[i]) == 0)
-            return read_block(q, "weight_block_size", out, fault);
+            return quant_read_block(q, "weight_block_size", out, fault);
     out->kind = PACKING_NVFP4;
     if (strcasecmp(algorithm, "NVFP4") == 0) return 0;
     return fault_set(fault, ERR_UNSUPPORTED, PATH ".quant_algo",
@@ -263,9 +263,9 @@ static const struct method {
     {"awq", NULL, PACKING_AWQ, read_awq},
     {"gptq", NULL, PACKING_GPTQ, read_gptq},
     {"compressed-tensors", "pack-quantized", PACKING_TENSORS, read_tensors},
-    {"compressed-tensors", "float-quantized", PACKING_FP8, read_floats},
+    {"compressed-tensors", "float-quantized", PACKING_FP8, quant_read_floats},
     {"compressed-tensors", "nvfp4-pack-quantized", PACKING_NVFP4_TENSORS, read_nvfp4_groups},
-    {"compressed-tensors", "naive-quantized", PACKING_FP8, read_floats},
+    {"compressed-tensors", "naive-quantized", PACKING_FP8, quant_read_floats},
     {"fp8", NULL, PACKING_FP8, read_fp8},
     {"modelopt", NULL, PACKING_FP8, read_modelopt},
     {"keepd", NULL, PACKING_OWN, read_own},
@@ -273,14 +273,14 @@ static const struct method {
 
 /* Returns the method. Files of modelopt name no method, but an algorithm. */
 static const char *method_of(const cJSON *quantization) {
-    const char *method = text_of(quantization, "quant_method");
+    const char *method = quant_text_of(quantization, "quant_method");
     const cJSON *inner = json_get(quantization, "quantization");
     const cJSON *algorithm = json_get(cJSON_IsObject(inner) ? inner : quantization, "quant_algo");
     return !method[0] && algorithm ? "modelopt" : method;
 }
 
 static int refuse_method(const cJSON *quantization, const char *method, struct fault *fault) {
-    const char *format = text_of(quantization, "format");
+    const char *format = quant_text_of(quantization, "format");
     if (!method[0])
         return refuse(fault, PATH ".quant_method", "missing: how were the weights quantised?");
     return fault_set(fault, ERR_UNSUPPORTED, PATH,
@@ -305,7 +305,7 @@ int model_config_read_quantization(const cJSON *root, bool mxfp4, struct packing
     for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++) {
         const struct method *row = &methods[i];
         if (strcmp(method, row->name) != 0 ||
-            (row->format && strcmp(text_of(quantization, "format"), row->format) != 0))
+            (row->format && strcmp(quant_text_of(quantization, "format"), row->format) != 0))
             continue;
         out->kind = row->kind;
         out->symmetric = true;

@@ -30,7 +30,7 @@ static int read_type(const cJSON *root, struct gates_header *out, struct fault *
     return 0;
 }
 
-static int read_sizes(const cJSON *root, struct gates_header *out, struct fault *fault) {
+static int gates_read_sizes(const cJSON *root, struct gates_header *out, struct fault *fault) {
     int64_t version = 0, width = 0, layers = 0, heads = 0, budget = 0;
     int rc = json_int(root, "keepd", "version", INT32_MIN, INT32_MAX, &version, fault);
     if (rc) return rc;
@@ -78,7 +78,7 @@ static int read_rule(const cJSON *root, struct gates_header *out, struct fault *
     return 0;
 }
 
-static int read_base(const cJSON *root, struct gates_header *out, struct fault *fault) {
+static int gates_read_base(const cJSON *root, struct gates_header *out, struct fault *fault) {
     const cJSON *base = json_get(root, "base");
     if (!base) return 0;
     if (!cJSON_IsObject(base))
@@ -97,17 +97,17 @@ int gates_header_parse(const char *json, size_t size, struct gates_header *out,
     if (rc) return fault_set(fault, rc, "keepd", "%s", inner.text);
     if (!cJSON_IsObject(root)) rc = fault_set(fault, ERR_MALFORMED, "keepd", "expected an object");
     if (!rc) rc = read_type(root, out, fault);
-    if (!rc) rc = read_sizes(root, out, fault);
+    if (!rc) rc = gates_read_sizes(root, out, fault);
     if (!rc) rc = read_horizon(root, out, fault);
     if (!rc) rc = read_rule(root, out, fault);
-    if (!rc) rc = read_base(root, out, fault);
+    if (!rc) rc = gates_read_base(root, out, fault);
     json_free(root);
     return rc;
 }
 
 /* ---- Tensors ---- */
 
-static const struct tensor *find(const struct tensor_file *file, const char *name) {
+static const struct tensor *gates_find(const struct tensor_file *file, const char *name) {
     size_t low = 0, high = file->count;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
@@ -128,9 +128,10 @@ struct want {
     int64_t shape[3];
 };
 
-static int take(const struct tensor_file *file, const struct want *want, struct fault *fault) {
+static int gates_take(const struct tensor_file *file, const struct want *want,
+                      struct fault *fault) {
     char expected[96], found[96];
-    const struct tensor *tensor = find(file, want->name);
+    const struct tensor *tensor = gates_find(file, want->name);
     tensor_shape_text(want->shape, want->dims, expected, sizeof expected);
     if (!tensor)
         return fault_set(fault, ERR_NOTFOUND, want->name, "tensor is missing, expected [%s]",
@@ -151,7 +152,8 @@ static int take(const struct tensor_file *file, const struct want *want, struct 
 /* Finds how many embeddings w1 has per layer, and how many rows w_last has; both are the file's
  * choice. */
 static int find_tying(struct gates *gates, struct fault *fault) {
-    const struct tensor *w1 = find(&gates->file, "w1"), *last = find(&gates->file, "w_last");
+    const struct tensor *w1 = gates_find(&gates->file, "w1"),
+                        *last = gates_find(&gates->file, "w_last");
     int64_t streams = (int64_t)gates->shape.layers * gates->shape.heads_kv;
     gates->embeddings = 1;
     if (w1 && w1->dims > 0 && w1->shape[0] == streams) gates->embeddings = gates->shape.heads_kv;
@@ -178,13 +180,13 @@ static int take_all(struct gates *gates, struct fault *fault) {
     };
     size_t count = sizeof wants / sizeof wants[0] - (gates->header.two_layers ? 0 : 2);
     for (size_t i = 0; i < count; i++) {
-        int rc = take(&gates->file, &wants[i], fault);
+        int rc = gates_take(&gates->file, &wants[i], fault);
         if (rc) return rc;
     }
     return 0;
 }
 
-static int32_t row_at(const struct gates *gates, int layer, int head) {
+static int32_t gates_row_at(const struct gates *gates, int layer, int head) {
     int32_t row;
     size_t index = (size_t)layer * (size_t)gates->shape.heads_kv + (size_t)head;
     memcpy(&row, (const char *)gates->row->data + index * sizeof row, sizeof row);
@@ -194,7 +196,7 @@ static int32_t row_at(const struct gates *gates, int layer, int head) {
 static int check_rows(const struct gates *gates, struct fault *fault) {
     for (int l = 0; l < gates->shape.layers; l++) {
         for (int h = 0; h < gates->shape.heads_kv; h++) {
-            int32_t row = row_at(gates, l, h);
+            int32_t row = gates_row_at(gates, l, h);
             if (row < 0 || row >= gates->rows)
                 return fault_set(fault, ERR_INVALID, "row",
                                  "layer %d head %d uses row %d of %d in w_last", l, h, row,
@@ -232,7 +234,7 @@ static struct layer_sizes layer_sizes(const struct gates *gates) {
     return s;
 }
 
-static int open_scratch(struct gates *gates, struct fault *fault) {
+static int gates_open_scratch(struct gates *gates, struct fault *fault) {
     struct layer_sizes s = layer_sizes(gates);
     gates->scratch =
         mem_try_alloc(s.w1 + s.b1 + s.w2 + s.b2 + s.last + s.bias, sizeof *gates->scratch);
@@ -259,7 +261,7 @@ int gates_parse(const void *data, size_t size, const struct gates_shape *shape, 
     if (!rc) rc = take_all(out, fault);
     if (!rc) rc = check_header(out, fault);
     if (!rc) rc = check_rows(out, fault);
-    if (!rc) rc = open_scratch(out, fault);
+    if (!rc) rc = gates_open_scratch(out, fault);
     if (rc) gates_close(out);
     return rc;
 }
@@ -275,8 +277,8 @@ void gates_close(struct gates *gates) {
 
 /* Reads block `index` of `count` floats. A number that is not finite would make every later
  * comparison of scores false, so it is refused here. */
-static int read_block(const struct tensor *tensor, size_t index, size_t count, float *out,
-                      struct fault *fault) {
+static int gates_read_block(const struct tensor *tensor, size_t index, size_t count, float *out,
+                            struct fault *fault) {
     bool finite = tensor_read_floats(tensor, index * count, count, out);
     for (size_t i = 0; finite && i < count; i++) finite = isfinite(out[i]);
     if (!finite)
@@ -292,16 +294,16 @@ static int read_last(struct gates *gates, int layer, struct kern_gate_spec *spec
     const size_t m = (size_t)gates->header.width;
     spec->row_count = 0;
     for (int h = 0; h < heads; h++) {
-        int32_t row = row_at(gates, layer, h);
+        int32_t row = gates_row_at(gates, layer, h);
         int same = 0;
-        while (same < h && row_at(gates, layer, same) != row) same++;
+        while (same < h && gates_row_at(gates, layer, same) != row) same++;
         if (same < h) {
             gates->layer_row[h] = gates->layer_row[same];
             continue;
         }
         int slot = spec->row_count++;
-        int rc = read_block(gates->last, (size_t)row, m, last + (size_t)slot * m, fault);
-        if (!rc) rc = read_block(gates->bias, (size_t)row, 1, bias + slot, fault);
+        int rc = gates_read_block(gates->last, (size_t)row, m, last + (size_t)slot * m, fault);
+        if (!rc) rc = gates_read_block(gates->bias, (size_t)row, 1, bias + slot, fault);
         if (rc) return rc;
         gates->layer_row[h] = slot;
     }
@@ -322,13 +324,13 @@ int gates_layer(struct gates *gates, int layer, struct kern_gate_spec *out, stru
                                    .d_model = gates->shape.d_model,
                                    .heads_kv = heads,
                                    .embeddings = gates->embeddings > 1 ? heads : 1};
-    int rc = read_block(gates->w1, (size_t)layer, s.w1, w1, fault);
-    if (!rc) rc = read_block(gates->b1, (size_t)layer, s.b1, b1, fault);
+    int rc = gates_read_block(gates->w1, (size_t)layer, s.w1, w1, fault);
+    if (!rc) rc = gates_read_block(gates->b1, (size_t)layer, s.b1, b1, fault);
     if (!rc && gates->header.two_layers) {
         out->w2 = w2;
         out->b2 = b2;
-        rc = read_block(gates->w2, (size_t)layer, s.w2, w2, fault);
-        if (!rc) rc = read_block(gates->b2, (size_t)layer, s.b2, b2, fault);
+        rc = gates_read_block(gates->w2, (size_t)layer, s.w2, w2, fault);
+        if (!rc) rc = gates_read_block(gates->b2, (size_t)layer, s.b2, b2, fault);
     }
     return rc ? rc : read_last(gates, layer, out, last, bias, fault);
 }

@@ -195,19 +195,20 @@ void packed_read(const struct packed *p, int64_t row, int64_t at, int64_t count,
 
 /* ---- One matrix ---- */
 
-static int compare_names(const void *a, const void *b) {
+static int packed_compare_names(const void *a, const void *b) {
     return strcmp(((const struct tensor *)a)->name, ((const struct tensor *)b)->name);
 }
 
 /* Finds the tensor whose name is that of the codes with another end, and marks it as used; NULL:
  * there is none. */
-static struct tensor *part_of(struct joining *j, const struct tensor *codes, const char *end) {
+static struct tensor *packed_part_of(struct joining *j, const struct tensor *codes,
+                                     const char *end) {
     char name[512];
     const int stem = (int)(strlen(codes->name) - strlen(j->parts->codes));
     const int n = end ? snprintf(name, sizeof name, "%.*s%s", stem, codes->name, end) : -1;
     const struct tensor key = {.name = name};
     if (n < 0 || (size_t)n >= sizeof name) return NULL;
-    struct tensor *found = bsearch(&key, j->tensors, j->count, sizeof key, compare_names);
+    struct tensor *found = bsearch(&key, j->tensors, j->count, sizeof key, packed_compare_names);
     if (found) j->used[found - j->tensors] = true;
     return found;
 }
@@ -296,10 +297,10 @@ static int set_sizes(struct joining *j, struct packed *p, const struct tensor *c
 
 static int make_packed(struct joining *j, const struct tensor *codes, struct packed *p) {
     const bool by_output = j->how->kind == PACKING_TENSORS;
-    const struct tensor *scales = part_of(j, codes, j->parts->scales);
-    const struct tensor *zeros = part_of(j, codes, j->parts->zeros);
-    const struct tensor *index = part_of(j, codes, j->parts->index);
-    const struct tensor *shape = part_of(j, codes, j->parts->shape);
+    const struct tensor *scales = packed_part_of(j, codes, j->parts->scales);
+    const struct tensor *zeros = packed_part_of(j, codes, j->parts->zeros);
+    const struct tensor *index = packed_part_of(j, codes, j->parts->index);
+    const struct tensor *shape = packed_part_of(j, codes, j->parts->shape);
     *p = (struct packed){.kind = j->how->kind, .codes = codes->data};
     int rc = set_sizes(j, p, codes);
     if (!rc && !scales) rc = missing(j, codes, j->parts->scales);
@@ -328,7 +329,7 @@ static const struct tensor *fp8_scales(struct joining *j, const struct tensor *c
     static const char *const ends[] = {".weight_scale_inv", ".weight_scale"};
     const struct tensor *scales = NULL;
     for (size_t i = 0; i < 2 && !scales; i++) {
-        scales = part_of(j, codes, ends[i]);
+        scales = packed_part_of(j, codes, ends[i]);
         if (scales && !mark) j->used[scales - j->tensors] = false;
     }
     return scales;
@@ -398,8 +399,8 @@ static int make_fp8(struct joining *j, const struct tensor *codes, struct packed
 /* ---- NVFP4 ---- */
 
 static int join_nvfp4(struct joining *j, const struct tensor *codes, struct packed *p) {
-    const struct tensor *scales = part_of(j, codes, j->parts->scales);
-    const struct tensor *whole = part_of(j, codes, j->parts->whole);
+    const struct tensor *scales = packed_part_of(j, codes, j->parts->scales);
+    const struct tensor *whole = packed_part_of(j, codes, j->parts->whole);
     float scale = 0, more;
     if (!scales || !whole) return missing(j, codes, scales ? j->parts->whole : j->parts->scales);
     if (strcmp(codes->type, "U8") != 0 || codes->dims != 2 || codes->shape[0] < 1 ||
@@ -424,7 +425,7 @@ static int join_nvfp4(struct joining *j, const struct tensor *codes, struct pack
 
 /* ---- keepd's own blocks ---- */
 
-static bool ends_with(const char *name, const char *end) {
+static bool packed_ends_with(const char *name, const char *end) {
     const size_t size = strlen(name), tail = strlen(end);
     return size > tail && strcmp(name + size - tail, end) == 0;
 }
@@ -435,7 +436,7 @@ static bool own_format(const char *name, char end[16], uint32_t *format) {
     for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++) {
         *format = formats[i];
         snprintf(end, 16, ".%s", gguf_format_name(formats[i]));
-        if (ends_with(name, end)) return true;
+        if (packed_ends_with(name, end)) return true;
     }
     return false;
 }
@@ -464,7 +465,7 @@ static bool is_main(struct joining *j, const struct tensor *tensor, char end[16]
                     uint32_t *format) {
     if (j->how->kind == PACKING_OWN) return own_format(tensor->name, end, format);
     snprintf(end, 16, "%s", j->parts->codes);
-    if (!ends_with(tensor->name, end)) return false;
+    if (!packed_ends_with(tensor->name, end)) return false;
     if (j->how->kind == PACKING_NVFP4) return strcmp(tensor->type, "U8") == 0;
     return j->how->kind != PACKING_FP8 || is_fp8_matrix(j, tensor);
 }
@@ -498,7 +499,7 @@ static int make_matrix(struct joining *j, size_t index, const char *end, uint32_
 }
 
 /* Allocates memory for all matrices of the table. */
-static int reserve(struct joining *j, size_t matrices, size_t name_bytes) {
+static int packed_reserve(struct joining *j, size_t matrices, size_t name_bytes) {
     j->set = mem_try_alloc(1, sizeof *j->set);
     if (!j->set) return ERR_NOMEM;
     j->set->matrices = mem_try_alloc(matrices, sizeof *j->set->matrices);
@@ -507,7 +508,7 @@ static int reserve(struct joining *j, size_t matrices, size_t name_bytes) {
     return j->set->matrices && j->name && j->made ? 0 : ERR_NOMEM;
 }
 
-static int join(struct joining *j) {
+static int packed_join_parts(struct joining *j) {
     char end[16];
     uint32_t format = 0;
     size_t matrices = 0, name_bytes = 0;
@@ -517,7 +518,7 @@ static int join(struct joining *j) {
         matrices++;
         name_bytes += strlen(j->tensors[i].name) + sizeof ".weight";
     }
-    int rc = j->used ? reserve(j, matrices, name_bytes) : ERR_NOMEM;
+    int rc = j->used ? packed_reserve(j, matrices, name_bytes) : ERR_NOMEM;
     if (rc) return fault_set(j->fault, rc, NULL, "not enough memory for the tensor table");
     for (size_t i = 0; i < j->count && !rc; i++)
         if (is_main(j, &j->tensors[i], end, &format)) rc = make_matrix(j, i, end, format);
@@ -531,7 +532,7 @@ static size_t replace(struct joining *j) {
         if (!j->used[i]) j->tensors[kept++] = j->tensors[i];
     if (j->made_count) memcpy(j->tensors + kept, j->made, j->made_count * sizeof *j->made);
     kept += j->made_count;
-    if (kept) qsort(j->tensors, kept, sizeof *j->tensors, compare_names);
+    if (kept) qsort(j->tensors, kept, sizeof *j->tensors, packed_compare_names);
     return kept;
 }
 
@@ -539,7 +540,7 @@ int packed_join(const struct packing *how, struct tensor *tensors, size_t *count
                 struct packed_set **out, struct fault *fault) {
     struct joining j = {.how = how, .tensors = tensors, .count = *count, .fault = fault};
     if (how->kind != PACKING_OWN) j.parts = &parts_of[how->kind];
-    int rc = join(&j);
+    int rc = packed_join_parts(&j);
     if (!rc) *count = replace(&j);
     for (size_t i = 1; !rc && i < *count; i++)
         if (strcmp(tensors[i - 1].name, tensors[i].name) == 0)

@@ -124,8 +124,8 @@ static void spread_heads(const struct model_config *c, int layer, const float *v
                (size_t)dim * sizeof *out);
 }
 
-static bool measure(const struct rounding *r, enum role role, int layer, int expert, float *norm,
-                    float *values, float *out) {
+static bool rounding_measure(const struct rounding *r, enum role role, int layer, int expert,
+                             float *norm, float *values, float *out) {
     const bool attention = role == ROLE_Q || role == ROLE_ATTN_GATE || role == ROLE_O;
     const bool routed = role >= ROLE_EXPERT_GATE;
     const bool alone = r->config->per_layer[layer].mixer == MIXER_NONE;
@@ -169,7 +169,7 @@ bool rounding_inputs(const struct rounding *r, const struct slot *slot, int laye
     if (!room) return false;
     for (int64_t i = 0; i < cols; i++) out[i] = 1;
     for (int64_t i = 0; i < values; i++) room[c->d_model + i] = 1;
-    const bool found = measure(r, role, layer, expert, room, room + c->d_model, out);
+    const bool found = rounding_measure(r, role, layer, expert, room, room + c->d_model, out);
     mem_free(room);
     for (int64_t i = 0; found && i < cols; i++) sum += (double)out[i];
     if (!found || !(sum > 0) || !isfinite(sum)) return false;

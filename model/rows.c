@@ -47,21 +47,21 @@ static int64_t cols_of(const struct rows *rows) {
     return rows->scales ? last * BLOCK_MXFP4 : last;
 }
 
-static size_t row_bytes(const struct rows *rows) {
+static size_t rows_row_bytes(const struct rows *rows) {
     int64_t count = 1;
     for (int i = 0; i < row_dims(rows); i++) count *= rows->tensor->shape[i];
     return count > 0 ? rows->tensor->bytes / (size_t)count : 0;
 }
 
 const void *rows_at(const struct rows *rows) {
-    return (const char *)rows->tensor->data + (size_t)rows->first * row_bytes(rows);
+    return (const char *)rows->tensor->data + (size_t)rows->first * rows_row_bytes(rows);
 }
 
 size_t rows_bytes(const struct rows *rows) {
     const struct tensor_rows *place = rows->place;
     if (rows->tensor->turned) return 0;
     int64_t last = place ? (rows->count - 1) / place->run * place->pitch + place->run : rows->count;
-    return (size_t)last * row_bytes(rows);
+    return (size_t)last * rows_row_bytes(rows);
 }
 
 enum kern_dtype rows_dtype(const struct rows *rows) {
@@ -251,7 +251,7 @@ bool rows_are_made(const struct rows *rows) {
 static void set_reading(struct rows_reading *job, const struct rows *rows, char *to) {
     const struct tensor *tensor = rows->tensor;
     *job = (struct rows_reading){.rows = rows,
-                                 .from_bytes = row_bytes(rows),
+                                 .from_bytes = rows_row_bytes(rows),
                                  .cols = cols_of(rows),
                                  .to = to,
                                  .dtype = rows_dtype(rows),

@@ -43,7 +43,8 @@ static int malformed(struct parser *p, const char *tensor, const char *why) {
 
 /* Reads a shape and counts the elements. Dimensions beyond TENSOR_DIMS_MAX are counted but not
  * kept. ERR_MALFORMED. */
-static int read_shape(struct parser *p, const cJSON *node, struct tensor *tensor, int64_t *count) {
+static int safetensors_read_shape(struct parser *p, const cJSON *node, struct tensor *tensor,
+                                  int64_t *count) {
     const cJSON *shape = json_get(node, "shape"), *item;
     int dims = 0;
     *count = 1;
@@ -63,7 +64,8 @@ static int read_shape(struct parser *p, const cJSON *node, struct tensor *tensor
     return 0;
 }
 
-static int read_dtype(struct parser *p, const cJSON *node, struct tensor *tensor, unsigned *bits) {
+static int safetensors_read_dtype(struct parser *p, const cJSON *node, struct tensor *tensor,
+                                  unsigned *bits) {
     const cJSON *dtype = json_get(node, "dtype");
     if (!cJSON_IsString(dtype)) return malformed(p, tensor->name, "expected a string 'dtype'");
     for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) {
@@ -99,8 +101,8 @@ static int read_tensor(struct parser *p, const cJSON *node, struct tensor *tenso
     tensor->name = memcpy(p->names, node->string, name_size);
     p->names += name_size;
     if (!cJSON_IsObject(node)) return malformed(p, tensor->name, "expected an object");
-    int rc = read_dtype(p, node, tensor, &bits);
-    if (!rc) rc = read_shape(p, node, tensor, &count);
+    int rc = safetensors_read_dtype(p, node, tensor, &bits);
+    if (!rc) rc = safetensors_read_shape(p, node, tensor, &count);
     if (!rc) rc = read_offsets(p, node, tensor);
     if (rc) return rc;
     if (__builtin_mul_overflow(count, (int64_t)bits, &total))
@@ -111,7 +113,7 @@ static int read_tensor(struct parser *p, const cJSON *node, struct tensor *tenso
 }
 
 /* Reads the metadata, which may have strings only; keeps "keepd". */
-static int read_metadata(struct parser *p, const cJSON *metadata) {
+static int safetensors_read_metadata(struct parser *p, const cJSON *metadata) {
     const cJSON *item;
     if (!cJSON_IsObject(metadata)) return malformed(p, "__metadata__", "expected an object");
     cJSON_ArrayForEach(item, metadata) {
@@ -132,7 +134,7 @@ static bool is_metadata(const cJSON *node) {
     return strcmp(node->string, "__metadata__") == 0;
 }
 
-static int reserve(struct parser *p, const cJSON *header) {
+static int safetensors_reserve(struct parser *p, const cJSON *header) {
     const cJSON *node;
     size_t count = 0, name_bytes = 0;
     cJSON_ArrayForEach(node, header) {
@@ -151,7 +153,7 @@ static int read_header(struct parser *p, const cJSON *header) {
     const cJSON *node;
     bool metadata = false;
     if (!cJSON_IsObject(header)) return malformed(p, "header", "expected an object");
-    int rc = reserve(p, header);
+    int rc = safetensors_reserve(p, header);
     if (rc) return rc;
     cJSON_ArrayForEach(node, header) {
         if (!is_metadata(node))
@@ -159,7 +161,7 @@ static int read_header(struct parser *p, const cJSON *header) {
         else if (metadata)
             rc = malformed(p, "__metadata__", "is there twice");
         else
-            rc = read_metadata(p, node);
+            rc = safetensors_read_metadata(p, node);
         if (rc) return rc;
         metadata |= is_metadata(node);
     }
@@ -175,7 +177,7 @@ static int compare_places(const void *a, const void *b) {
     return (x->bytes > y->bytes) - (x->bytes < y->bytes);
 }
 
-static int compare_names(const void *a, const void *b) {
+static int safetensors_compare_names(const void *a, const void *b) {
     return strcmp(((const struct tensor *)a)->name, ((const struct tensor *)b)->name);
 }
 
@@ -197,9 +199,10 @@ static int check_places(struct parser *p) {
                                           : malformed(p, "header", "data of no tensor at the end");
 }
 
-static int check_names(struct parser *p) {
+static int safetensors_check_names(struct parser *p) {
     struct tensor_file *file = p->file;
-    if (file->count) qsort(file->tensors, file->count, sizeof *file->tensors, compare_names);
+    if (file->count)
+        qsort(file->tensors, file->count, sizeof *file->tensors, safetensors_compare_names);
     for (size_t i = 1; i < file->count; i++)
         if (strcmp(file->tensors[i - 1].name, file->tensors[i].name) == 0)
             return malformed(p, file->tensors[i].name, "is there twice");
@@ -237,7 +240,7 @@ int safetensors_parse(const void *data, size_t size, struct tensor_file *out, st
     rc = json_parse((const char *)data + 8, n, &limits, &header, fault);
     if (!rc) rc = read_header(&p, header);
     if (!rc) rc = check_places(&p);
-    if (!rc) rc = check_names(&p);
+    if (!rc) rc = safetensors_check_names(&p);
     json_free(header);
     if (rc) tensor_file_close(out);
     return rc;

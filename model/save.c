@@ -172,7 +172,7 @@ static int make_plan(struct saving *s) {
 
 /* ---- Tensors ---- */
 
-static int put(struct saving *s, const void *data, size_t bytes) {
+static int save_put(struct saving *s, const void *data, size_t bytes) {
     return save_files_put(&s->file, data, bytes, s->fault);
 }
 
@@ -198,7 +198,7 @@ static int round_rows(struct saving *s, const struct tensor *tensor, const struc
     if (rc) return fault_set(s->fault, rc, tensor->name, "%s", fault.text);
     const size_t blocks = (size_t)(count * (p->cols / KERN_BLOCK));
     block_write(p->dtype, s->blocks, blocks, s->bytes);
-    return put(s, s->bytes, p->bytes / (size_t)p->rows * (size_t)count);
+    return save_put(s, s->bytes, p->bytes / (size_t)p->rows * (size_t)count);
 }
 
 /* Rounds matrix `index` of a tensor that has several. */
@@ -236,7 +236,7 @@ static int put_rounded(struct saving *s, const struct tensor *tensor, const stru
 static int put_padding(struct saving *s, size_t size, size_t alignment) {
     static const char zeros[8] = {0};
     int rc = 0;
-    for (; size % alignment && !rc; size++) rc = put(s, zeros, 1);
+    for (; size % alignment && !rc; size++) rc = save_put(s, zeros, 1);
     return rc;
 }
 
@@ -247,7 +247,7 @@ static int put_tensors(struct saving *s, size_t alignment) {
         const struct planned *p = &s->plan[i];
         const struct model_options *options = s->options;
         if (!p->used) continue;
-        rc = p->rounded ? put_rounded(s, tensor, p) : put(s, tensor->data, tensor->bytes);
+        rc = p->rounded ? put_rounded(s, tensor, p) : save_put(s, tensor->data, tensor->bytes);
         if (!rc) rc = put_padding(s, p->bytes, alignment);
         s->done += tensor->bytes;
         s->written += p->bytes;
@@ -260,7 +260,7 @@ static int put_tensors(struct saving *s, size_t alignment) {
 }
 
 /* Allocates memory for the rows that are rounded together. */
-static int open_room(struct saving *s) {
+static int save_open_room(struct saving *s) {
     int64_t most = NUMBERS_AT_ONCE, widest = 0;
     for (size_t i = 0; i < count_of(s); i++)
         if (s->plan[i].rounded && s->plan[i].cols > widest) widest = s->plan[i].cols;
@@ -308,8 +308,8 @@ static int put_safetensors(struct saving *s) {
     while (head.size % 8 && !head.failed) buf_char(&head, ' ');
     for (int i = 0; i < 8; i++) size[i] = (uint8_t)((uint64_t)head.size >> 8 * i);
     int rc = head.failed ? fault_set(s->fault, ERR_NOMEM, "model", "no memory for the head") : 0;
-    if (!rc) rc = put(s, size, sizeof size);
-    if (!rc) rc = put(s, head.data, head.size);
+    if (!rc) rc = save_put(s, size, sizeof size);
+    if (!rc) rc = save_put(s, head.data, head.size);
     if (!rc) rc = put_tensors(s, 1);
     buf_close(&head);
     return rc;
@@ -381,14 +381,14 @@ static void add_number(struct buf *out, uint64_t value, int bytes) {
     for (int i = 0; i < bytes; i++) buf_char(out, (char)(value >> 8 * i));
 }
 
-static void add_text(struct buf *out, const char *text) {
+static void save_add_text(struct buf *out, const char *text) {
     add_number(out, strlen(text), 8);
     buf_str(out, text);
 }
 
 /* Returns whether a GGUF value is copied. A model in one file does not need the keys that say how
  * it was split. The key of the matrices before rounding is written anew. */
-static bool is_kept(const struct gguf_value *value) {
+static bool save_is_kept(const struct gguf_value *value) {
     return strncmp(value->key, "split.", strlen("split.")) != 0 &&
            strcmp(value->key, BASE_MATRICES_KEY) != 0;
 }
@@ -398,16 +398,16 @@ static bool is_kept(const struct gguf_value *value) {
 static int add_base(const struct saving *s, struct buf *out) {
     struct base_digest base;
     int rc = base_digest(&s->config, s->weights, &base);
-    add_text(out, BASE_MATRICES_KEY);
+    save_add_text(out, BASE_MATRICES_KEY);
     add_number(out, GGUF_STRING, 4);
-    add_text(out, base.matrices);
+    save_add_text(out, base.matrices);
     return rc;
 }
 
 /* Copies a value. general.file_type is the type that most tensors have, by llama.cpp's numbers. */
 static void add_value(const struct saving *s, const struct gguf_value *value, struct buf *out) {
     const bool type = s->mostly_rounded && !strcmp(value->key, "general.file_type");
-    add_text(out, value->key);
+    save_add_text(out, value->key);
     add_number(out, value->array ? GGUF_ARRAY : value->type, 4);
     if (value->array) {
         add_number(out, value->type, 4);
@@ -426,7 +426,7 @@ static void add_tensor(const struct tensor *tensor, const struct planned *p, uin
                       : tensor->dtype == TENSOR_BF16 ? GGUF_FORMAT_BF16
                                                      : tensor->format;
     if (p->rounded) format = block_format_of(p->dtype);
-    add_text(out, tensor->name);
+    save_add_text(out, tensor->name);
     add_number(out, (uint64_t)tensor->dims, 4);
     for (int i = tensor->dims - 1; i >= 0; i--) add_number(out, (uint64_t)tensor->shape[i], 8);
     add_number(out, format, 4);
@@ -440,13 +440,13 @@ static int put_gguf(struct saving *s) {
     struct buf head;
     int rc = gguf_int(gguf, "general.alignment", 1, 1 << 16, &alignment, s->fault);
     buf_open(&head, (size_t)1 << 30);
-    for (size_t i = 0; i < gguf->value_count; i++) values += is_kept(&gguf->values[i]);
+    for (size_t i = 0; i < gguf->value_count; i++) values += save_is_kept(&gguf->values[i]);
     buf_str(&head, "GGUF");
     add_number(&head, 3, 4);
     add_number(&head, count_of(s), 8);
     add_number(&head, values, 8);
     for (size_t i = 0; i < gguf->value_count; i++)
-        if (is_kept(&gguf->values[i])) add_value(s, &gguf->values[i], &head);
+        if (save_is_kept(&gguf->values[i])) add_value(s, &gguf->values[i], &head);
     if (!rc) rc = add_base(s, &head);
     for (size_t i = 0; i < count_of(s); i++) {
         add_tensor(weights_at(s->weights, i), &s->plan[i], at, &head);
@@ -454,7 +454,7 @@ static int put_gguf(struct saving *s) {
               (uint64_t)alignment;
     }
     if (!rc && head.failed) rc = fault_set(s->fault, ERR_NOMEM, "model", "no memory for the head");
-    if (!rc) rc = put(s, head.data, head.size);
+    if (!rc) rc = save_put(s, head.data, head.size);
     if (!rc) rc = put_padding(s, head.size, (size_t)alignment);
     if (!rc) rc = put_tensors(s, (size_t)alignment);
     buf_close(&head);
@@ -486,7 +486,7 @@ static int save(struct saving *s, const char *to) {
     struct save_files files;
     const int tokens = s->options->quantization == QUANTIZE_Q4 ? s->options->calibrate : 0;
     int rc = make_plan(s);
-    if (!rc) rc = open_room(s);
+    if (!rc) rc = save_open_room(s);
     if (!rc && tokens)
         rc = calibration_open(s->options, tokens, s->team, &s->calibration, s->fault);
     if (!rc) rc = save_files_open(&files, "quantize-to", to, !gguf_is_path(to), s->fault);

@@ -122,7 +122,7 @@ static size_t declared_size(struct exchange *ex) {
     return value ? (size_t)strtoull(value, NULL, 10) : 0;
 }
 
-static void refuse_size(struct exchange *ex) {
+static void http_refuse_size(struct exchange *ex) {
     oai_refuse(&ex->error, 413, "request_too_large", NULL, "The body is larger than %zu bytes.",
                ex->server->options.max_body_bytes);
     exchange_refuse(ex);
@@ -162,7 +162,7 @@ static void refuse_framing(struct exchange *ex) {
     ex->answer.close = true;
     if (ex->state != EXCHANGE_RECEIVING) return;
     if (refusal->status == 413) {
-        refuse_size(ex);
+        http_refuse_size(ex);
         return;
     }
     oai_refuse(&ex->error, refusal->status, refusal->code, NULL, "%s", refusal->text);
@@ -284,7 +284,7 @@ static void check_headers(struct exchange *ex, const char *path, const char *met
     if (!ex->route->act && !ex->route->kind)
         (void)move_begin(ex, declared_size(ex));
     else if (declared_size(ex) > o->max_body_bytes)
-        refuse_size(ex);
+        http_refuse_size(ex);
 }
 
 /* --- responses --- */
@@ -414,7 +414,7 @@ static size_t receive_body(struct exchange *ex, const char *data, size_t size) {
     if (!wanted || ex->move) return size;
     if (ex->body_seen > server->options.max_body_bytes) {
         exchange_drop_body(ex);
-        refuse_size(ex);
+        http_refuse_size(ex);
         return size;
     }
     buf_add(&ex->body, data, size);

@@ -90,7 +90,7 @@ static int check_path(const char *path, struct fault *fault) {
                      "the path must have 1 byte at least and %zu at most", capacity - 1);
 }
 
-static bool is_served(const struct sockaddr_un *address) {
+static bool sock_is_served(const struct sockaddr_un *address) {
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0) return true;
     bool refused =
@@ -99,14 +99,14 @@ static bool is_served(const struct sockaddr_un *address) {
     return !refused;
 }
 
-static int make_way(const struct sockaddr_un *address, struct fault *fault) {
+static int sock_make_way(const struct sockaddr_un *address, struct fault *fault) {
     static const char option[] = "unix-socket";
     struct stat st;
     if (lstat(address->sun_path, &st)) return 0;
     if (!S_ISSOCK(st.st_mode))
         return fault_set(fault, ERR_INVALID, option, "%s is there and is not a socket",
                          address->sun_path);
-    if (is_served(address))
+    if (sock_is_served(address))
         return fault_set(fault, ERR_IO, option, "%s is served by another process",
                          address->sun_path);
     if (unlink(address->sun_path))
@@ -122,7 +122,7 @@ static int bind_unix(const char *path, unsigned mode, struct fault *fault) {
     int rc = check_path(path, fault);
     if (rc) return rc;
     strcpy(address.sun_path, path);
-    rc = make_way(&address, fault);
+    rc = sock_make_way(&address, fault);
     if (rc) return rc;
     mode_t before = umask(0177);
     int fd = bind_socket(AF_UNIX, (struct sockaddr *)&address, sizeof address, NULL, 0, fault);

@@ -239,7 +239,8 @@ static void permit_tokens(struct constraint_run *run, const struct constraint_ta
             run->mask[ids[i] / 32] |= 1u << (ids[i] % 32);
 }
 
-static bool is_empty(const struct constraint_run *run, const struct constraint_table *table) {
+static bool constraint_is_empty(const struct constraint_run *run,
+                                const struct constraint_table *table) {
     uint32_t any = 0;
     for (size_t i = 0; i < constrain_mask_words(table->vocabulary.size); i++) any |= run->mask[i];
     return any == 0;
@@ -345,9 +346,9 @@ int constraint_fill(struct constraint_run *run, const struct engine_request *req
     for (int i = 0; i < text->end_count; i++) /* no end before the text is whole */
         if (text->ends[i] >= 0 && text->ends[i] < table->vocabulary.size)
             run->mask[text->ends[i] / 32] &= ~(1u << (text->ends[i] % 32));
-    if (next.accepts && (!text->hold || is_empty(run, table)))
+    if (next.accepts && (!text->hold || constraint_is_empty(run, table)))
         permit_tokens(run, table, text->ends, text->end_count);
-    return is_empty(run, table) ? ERR_INVALID : 0;
+    return constraint_is_empty(run, table) ? ERR_INVALID : 0;
 }
 
 size_t constraint_foresee(const struct constraint_run *run, const struct engine_request *request,

@@ -62,7 +62,7 @@ void drafter_drop(struct drafter *drafter, struct drafter_text *text) {
 }
 
 /* Returns the place at which a token of the sequence is read. */
-static int32_t place_of(const struct drafter_text *text, int32_t token) {
+static int32_t drafter_place_of(const struct drafter_text *text, int32_t token) {
     return text->from > 0 ? token - text->from + text->sinks : token;
 }
 
@@ -73,12 +73,12 @@ static int32_t token_at_place(const struct drafter_text *text, int32_t place) {
 /* Returns the place behind the last entry; a text that has read nothing has none. */
 static int32_t end_place(const struct drafter_text *text) {
     if (text->read == text->from) return 0;
-    return place_of(text, text->read) + text->guessed;
+    return drafter_place_of(text, text->read) + text->guessed;
 }
 
 /* The place of hidden state number `held` of those that wait. */
-static float *hidden_at(const struct drafter *drafter, const struct drafter_text *text,
-                        int32_t held) {
+static float *drafter_hidden_at(const struct drafter *drafter, const struct drafter_text *text,
+                                int32_t held) {
     const ptrdiff_t width = drafter->options.width, first = slot_of(drafter, text);
     return drafter->hidden + (first * (DRAFTER_HELD + 1) + held) * width;
 }
@@ -95,7 +95,7 @@ float *drafter_hold(struct drafter *drafter, struct drafter_text *text, int32_t 
     CHECK(drafter->options.width > 0 && token > 0);
     if (text->held == DRAFTER_HELD || text->read + text->held != token)
         begin_anew(drafter, text, token, 0);
-    return hidden_at(drafter, text, text->held++);
+    return drafter_hidden_at(drafter, text, text->held++);
 }
 
 int drafter_settle(struct drafter *drafter, struct drafter_text *text, const int32_t *tokens,
@@ -111,7 +111,7 @@ int drafter_settle(struct drafter *drafter, struct drafter_text *text, const int
     }
     bool wrong = right < text->guessed;
     text->guessed = 0;
-    if (place_of(text, count) + DRAFT_MAX > drafter->options.places) {
+    if (drafter_place_of(text, count) + DRAFT_MAX > drafter->options.places) {
         if (block)
             begin_anew(drafter, text, text->read, text->held);
         else
@@ -132,14 +132,14 @@ static void add_hidden(struct drafter *drafter, const struct drafter_text *text,
                        int32_t row) {
     const ptrdiff_t width = drafter->options.width;
     const int32_t held = token - text->read < text->held ? token - text->read : DRAFTER_HELD;
-    memcpy(drafter->inputs + row * width, hidden_at(drafter, text, held),
+    memcpy(drafter->inputs + row * width, drafter_hidden_at(drafter, text, held),
            (size_t)width * sizeof *drafter->inputs);
 }
 
 /* Adds the rows of a text to a step. Returns false if a token does not exist in this model. */
 static bool add_text_rows(struct drafter *drafter, const struct drafter_ask *ask,
                           struct kern_span *span, int32_t row) {
-    int32_t first = end_place(ask->text), end = place_of(ask->text, ask->end);
+    int32_t first = end_place(ask->text), end = drafter_place_of(ask->text, ask->end);
     *span = (struct kern_span){
         .slot = slot_of(drafter, ask->text), .row = row, .count = end - first, .pos = first};
     CHECK(span->count > 0 && row + span->count <= DRAFTER_ROWS && end <= drafter->options.places);
@@ -159,7 +159,8 @@ static void note_rows(const struct drafter *drafter, const struct drafter_ask *a
     text->read = guesses > 0 ? ask->known : ask->end;
     if (drafter->options.width > 0 && text->read > before) {
         text->held -= text->read - before;
-        memmove(hidden_at(drafter, text, 0), hidden_at(drafter, text, text->read - before),
+        memmove(drafter_hidden_at(drafter, text, 0),
+                drafter_hidden_at(drafter, text, text->read - before),
                 (size_t)text->held * (size_t)drafter->options.width * sizeof *drafter->hidden);
     }
     for (text->guessed = guesses > 0 ? guesses : 0; old < text->guessed; old++)
@@ -190,7 +191,7 @@ static int take_hidden(struct drafter *drafter, const struct drafter_ask *asks, 
     const float *hidden = drafter->options.wanted_hidden(drafter->options.model);
     for (int i = 0; i < count && rc == 0; i++)
         if (asks[i].wants)
-            rc = kern->ops->download(kern, hidden_at(drafter, asks[i].text, DRAFTER_HELD),
+            rc = kern->ops->download(kern, drafter_hidden_at(drafter, asks[i].text, DRAFTER_HELD),
                                      hidden + wanted++ * width, (size_t)width * sizeof *hidden);
     return rc;
 }

@@ -149,7 +149,7 @@ static bool step_drafter(struct sched *sched, struct sequence **asked,
 
 /* Reads a part of the first text that is too far behind, and leaves those that are ready in
  * `asked`. Returns how many. */
-static int read_texts(struct sched *sched, struct sequence **asked, int count, int streams) {
+static int sched_read_texts(struct sched *sched, struct sequence **asked, int count, int streams) {
     int ready = 0;
     int32_t room = DRAFTER_READ_ROWS;
     for (int i = 0; i < count; i++) {
@@ -275,5 +275,5 @@ double sched_ask_drafter(struct sched *sched, int streams, int32_t most) {
     int settled = 0;
     for (int i = 0; i < count; i++)
         if (settle_text(sched, asked[i], streams)) asked[settled++] = asked[i];
-    return guess_for(sched, asked, read_texts(sched, asked, settled, streams), streams);
+    return guess_for(sched, asked, sched_read_texts(sched, asked, settled, streams), streams);
 }

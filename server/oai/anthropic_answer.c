@@ -58,8 +58,8 @@ static void write_stop(struct buf *out, const struct oai_answer *answer, bool ca
 }
 
 /* Writes usage. Computed tokens and tokens found in the cache are counted separately. */
-static void write_usage(struct buf *out, const struct oai_answer *answer, uint64_t tokens,
-                        bool finished) {
+static void anthropic_write_usage(struct buf *out, const struct oai_answer *answer, uint64_t tokens,
+                                  bool finished) {
     uint64_t cached = oai_prompt_cached(answer);
     buf_fmt(out,
             "\"usage\":{\"input_tokens\":%" PRIu64 ",\"cache_creation_input_tokens\":0"
@@ -80,13 +80,13 @@ static void begin_message(struct buf *out, const struct oai_answer *answer) {
     buf_str(out, ",\"content\":[");
 }
 
-static void write_answer(struct buf *out, const struct oai_answer *answer) {
+static void anthropic_write_answer(struct buf *out, const struct oai_answer *answer) {
     begin_message(out, answer);
     bool called = oai_items_write(out, answer, write_block);
     buf_str(out, "],");
     write_stop(out, answer, called);
     buf_char(out, ',');
-    write_usage(out, answer, oai_tokens_total(answer), true);
+    anthropic_write_usage(out, answer, oai_tokens_total(answer), true);
     oai_edits_write(out, answer->request, 0);
     buf_char(out, '}');
 }
@@ -99,7 +99,7 @@ static void begin_message_event(struct oai_events *events, const char *type) {
     events->sequence++;
 }
 
-static void end_event(struct oai_events *events) {
+static void anthropic_end_event(struct oai_events *events) {
     buf_str(&events->out, "}\n\n");
 }
 
@@ -118,7 +118,7 @@ static void begin_block(void *to, const struct oai_items *items) {
     } else {
         write_block(&events->out, events->answer, items); /* a block that is still empty */
     }
-    end_event(events);
+    anthropic_end_event(events);
 }
 
 static void grow_block(void *to, const struct oai_items *items, const char *text, size_t size,
@@ -132,7 +132,7 @@ static void grow_block(void *to, const struct oai_items *items, const char *text
     buf_fmt(&events->out, ",\"delta\":{\"type\":%s", types[items->kind]);
     json_write_str(&events->out, text, size);
     buf_char(&events->out, '}');
-    end_event(events);
+    anthropic_end_event(events);
 }
 
 static void end_block(void *to, const struct oai_items *items) {
@@ -140,54 +140,56 @@ static void end_block(void *to, const struct oai_items *items) {
     if (items->kind == OAI_ITEM_THOUGHT) {
         begin_block_event(events, "content_block_delta");
         buf_str(&events->out, ",\"delta\":{\"type\":\"signature_delta\",\"signature\":\"\"}");
-        end_event(events);
+        anthropic_end_event(events);
     }
     begin_block_event(events, "content_block_stop");
-    end_event(events);
+    anthropic_end_event(events);
 }
 
 static const char ping[] = "event: ping\ndata: {\"type\":\"ping\"}\n\n";
 
-static void open_stream(struct oai_events *events) {
+static void anthropic_open_stream(struct oai_events *events) {
     static const struct oai_item_writer writer = {begin_block, grow_block, end_block};
     oai_items_open(&events->items, &writer, events);
 }
 
-static void announce(struct oai_events *events) {
+static void anthropic_announce(struct oai_events *events) {
     if (events->sequence) return;
     begin_message_event(events, "message_start");
     buf_str(&events->out, "\"message\":");
     begin_message(&events->out, events->answer);
     buf_str(&events->out, "],\"stop_reason\":null,\"stop_sequence\":null,");
-    write_usage(&events->out, events->answer, 0, false);
+    anthropic_write_usage(&events->out, events->answer, 0, false);
     buf_char(&events->out, '}');
-    end_event(events);
+    anthropic_end_event(events);
     buf_str(&events->out, ping);
 }
 
 /* Sends a ping while the prompt is read; this form has no event for the progress. */
-static void write_progress(struct oai_events *events) {
+static void anthropic_write_progress(struct oai_events *events) {
     buf_str(&events->out, ping);
 }
 
-static void begin_choice(struct oai_events *events, int index, struct oai_offset *offset) {
+static void anthropic_begin_choice(struct oai_events *events, int index,
+                                   struct oai_offset *offset) {
     (void)index, (void)offset;
-    announce(events);
+    anthropic_announce(events);
 }
 
-static void finish_choice(struct oai_events *events, const struct oai_delta *rest, bool called) {
+static void anthropic_finish_choice(struct oai_events *events, const struct oai_delta *rest,
+                                    bool called) {
     (void)rest;
     oai_items_end(&events->items);
     begin_message_event(events, "message_delta");
     buf_str(&events->out, "\"delta\":{");
     write_stop(&events->out, events->answer, called);
     buf_str(&events->out, "},");
-    write_usage(&events->out, events->answer, events->tokens, true);
+    anthropic_write_usage(&events->out, events->answer, events->tokens, true);
     oai_edits_write(&events->out, events->answer->request, 0);
-    end_event(events);
+    anthropic_end_event(events);
 }
 
-static void end_stream(struct oai_events *events, const struct oai_error *error) {
+static void anthropic_end_stream(struct oai_events *events, const struct oai_error *error) {
     if (error) {
         buf_str(&events->out, "event: error\ndata: ");
         oai_message_error(&events->out, error, NULL);
@@ -199,7 +201,7 @@ static void end_stream(struct oai_events *events, const struct oai_error *error)
 
 /* --- errors, counts --- */
 
-static const char *error_type(int status) {
+static const char *anthropic_error_type(int status) {
     switch (status) {
     case 401:
         return "authentication_error";
@@ -222,7 +224,7 @@ static const char *error_type(int status) {
 
 /* Writes the message of an error. Anthropic's clients recognise a prompt that is too long by these
  * words. */
-static void write_message(struct buf *out, const struct oai_error *error) {
+static void anthropic_write_message(struct buf *out, const struct oai_error *error) {
     char text[96];
     const char *message = error->message;
     if (error->context_tokens) {
@@ -236,8 +238,8 @@ static void write_message(struct buf *out, const struct oai_error *error) {
 /* Writes an error. keepd adds the field and its code, as OpenAI's form has them. */
 void oai_message_error(struct buf *out, const struct oai_error *error, const char *request_id) {
     buf_fmt(out, "{\"type\":\"error\",\"error\":{\"type\":\"%s\",\"message\":",
-            error_type(error->status));
-    write_message(out, error);
+            anthropic_error_type(error->status));
+    anthropic_write_message(out, error);
     if (error->param[0]) {
         buf_str(out, ",\"param\":");
         json_write_str(out, error->param, strlen(error->param));
@@ -254,11 +256,11 @@ void oai_message_error(struct buf *out, const struct oai_error *error, const cha
 const struct oai_form oai_message_form = {
     .id_prefix = "msg_",
     .ping = ping,
-    .answer = write_answer,
-    .open = open_stream,
-    .progress = write_progress,
-    .begin = begin_choice,
+    .answer = anthropic_write_answer,
+    .open = anthropic_open_stream,
+    .progress = anthropic_write_progress,
+    .begin = anthropic_begin_choice,
     .delta = oai_items_delta,
-    .finish = finish_choice,
-    .end = end_stream,
+    .finish = anthropic_finish_choice,
+    .end = anthropic_end_stream,
 };

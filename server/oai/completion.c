@@ -44,7 +44,7 @@ int oai_read_suffix(struct oai_reader *r) {
     return 0;
 }
 
-static int parse(struct oai_reader *r) {
+static int completion_parse(struct oai_reader *r) {
     r->out->parse_special = true;
     return oai_read_prompts(r) || oai_get_bool(r, NULL, r->body, "echo", &r->out->echo) ||
                    oai_get_alternatives(r, r->body, "logprobs", &r->out->logprobs) ||
@@ -55,7 +55,7 @@ static int parse(struct oai_reader *r) {
 
 /* --- whole answers --- */
 
-static void write_text(struct buf *out, const struct oai_answer *answer, int index) {
+static void completion_write_text(struct buf *out, const struct oai_answer *answer, int index) {
     const struct engine_choice *choice = oai_choice_of(answer, index);
     size_t safe = oai_shown_size(answer, index);
     struct buf text;
@@ -69,12 +69,12 @@ static void write_text(struct buf *out, const struct oai_answer *answer, int ind
 }
 
 /* Writes a choice. Members of vLLM's answers that were not asked for are null. */
-static void write_choice(struct buf *out, const struct oai_answer *answer, int index) {
+static void completion_write_choice(struct buf *out, const struct oai_answer *answer, int index) {
     const struct engine_choice *choice = oai_choice_of(answer, index);
     const struct oai_request *request = answer->request;
     struct oai_offset offset = {0};
     buf_fmt(out, "{\"index\":%d,", index);
-    write_text(out, answer, index);
+    completion_write_text(out, answer, index);
     buf_str(out, ",\"logprobs\":");
     oai_render_text_logprobs(out, answer, index, 0, oai_shown_count(answer, index), request->echo,
                              &offset);
@@ -90,12 +90,12 @@ static void write_choice(struct buf *out, const struct oai_answer *answer, int i
     buf_char(out, '}');
 }
 
-static void write_answer(struct buf *out, const struct oai_answer *answer) {
+static void completion_write_answer(struct buf *out, const struct oai_answer *answer) {
     oai_render_answer_head(out, answer, "text_completion");
     buf_str(out, ",\"choices\":[");
     for (int i = 0; i < oai_choice_count(answer); i++) {
         if (i) buf_char(out, ',');
-        write_choice(out, answer, i);
+        completion_write_choice(out, answer, i);
     }
     buf_str(out, "],\"usage\":");
     oai_render_usage(out, answer, oai_tokens_total(answer), true);
@@ -106,12 +106,13 @@ static void write_answer(struct buf *out, const struct oai_answer *answer) {
 
 /* --- streams --- */
 
-static void open_stream(struct oai_events *events) {
+static void completion_open_stream(struct oai_events *events) {
     oai_chunk_open(events, "text_completion");
 }
 
 /* Writes an event. `ended`: the choice ends with it. */
-static void write_event(struct oai_events *events, const struct oai_delta *delta, bool ended) {
+static void completion_write_event(struct oai_events *events, const struct oai_delta *delta,
+                                   bool ended) {
     struct buf *out = &events->out;
     bool scored = delta->echo || delta->end > delta->begin || !ended;
     oai_chunk_begin(events);
@@ -136,36 +137,38 @@ static void write_event(struct oai_events *events, const struct oai_delta *delta
     oai_chunk_end(events);
 }
 
-static void write_delta(struct oai_events *events, const struct oai_delta *delta) {
-    write_event(events, delta, false);
+static void completion_write_delta(struct oai_events *events, const struct oai_delta *delta) {
+    completion_write_event(events, delta, false);
 }
 
 /* Sends the echoed prompt, with its scores. */
-static void begin_choice(struct oai_events *events, int index, struct oai_offset *offset) {
+static void completion_begin_choice(struct oai_events *events, int index,
+                                    struct oai_offset *offset) {
     struct buf text;
     if (!events->answer->request->echo) return;
     buf_open(&text, events->out.limit);
     oai_render_prompt_text(&text, events->answer, index);
-    write_delta(events, &(struct oai_delta){.index = index,
-                                            .kind = TOOL_TEXT,
-                                            .echo = true,
-                                            .text = text.data ? text.data : "",
-                                            .size = text.size,
-                                            .offset = offset});
+    completion_write_delta(events, &(struct oai_delta){.index = index,
+                                                       .kind = TOOL_TEXT,
+                                                       .echo = true,
+                                                       .text = text.data ? text.data : "",
+                                                       .size = text.size,
+                                                       .offset = offset});
     buf_inherit(&events->out, &text);
     buf_close(&text);
 }
 
-static void finish_choice(struct oai_events *events, const struct oai_delta *rest, bool called) {
+static void completion_finish_choice(struct oai_events *events, const struct oai_delta *rest,
+                                     bool called) {
     (void)called;
-    write_event(events, rest, true);
+    completion_write_event(events, rest, true);
 }
 
 /* Returns whether the last token and the reason of the end are one event. Clients of this route
  * come from servers that send one event for each token and no other, and some count tokens by
  * events. OpenAI's own examples read an event's text before its reason; not all clients of chats
  * do. */
-static bool joins_end(const struct oai_request *request) {
+static bool completion_joins_end(const struct oai_request *request) {
     (void)request;
     return true;
 }
@@ -175,13 +178,13 @@ static bool joins_end(const struct oai_request *request) {
 static const struct oai_form form = {
     .id_prefix = "cmpl-",
     .preset_tokens = OAI_COMPLETION_TOKENS,
-    .answer = write_answer,
-    .open = open_stream,
+    .answer = completion_write_answer,
+    .open = completion_open_stream,
     .progress = oai_chunk_progress,
-    .begin = begin_choice,
-    .delta = write_delta,
-    .finish = finish_choice,
-    .joins_end = joins_end,
+    .begin = completion_begin_choice,
+    .delta = completion_write_delta,
+    .finish = completion_finish_choice,
+    .joins_end = completion_joins_end,
     .end = oai_chunks_end,
 };
 
@@ -190,6 +193,6 @@ const struct oai_kind oai_completion = {
     .schema = "CompletionRequest",
     .groups = OAI_FIELDS_ANY | OAI_FIELDS_GENERATION | OAI_FIELDS_COMPLETION | OAI_FIELDS_PROMPT,
     .fields = fields,
-    .parse = parse,
+    .parse = completion_parse,
     .form = &form,
 };

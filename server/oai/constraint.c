@@ -43,8 +43,8 @@ static int claim(struct source *s, const char *field) {
     return s->field ? 0 : -1;
 }
 
-static int take_text(struct source *s, const char *field, const cJSON *node,
-                     enum constrain_kind kind) {
+static int constraint_take_text(struct source *s, const char *field, const cJSON *node,
+                                enum constrain_kind kind) {
     if (!node) return 0;
     if (!cJSON_IsString(node)) return oai_expected(s->r->error, field, "a string", node);
     if (claim(s, field)) return -1;
@@ -129,7 +129,7 @@ static int read_format_schema(struct source *s, const cJSON *format) {
     return take_schema(s, "response_format.json_schema.schema", own);
 }
 
-static int read_format(struct source *s) {
+static int constraint_read_format(struct source *s) {
     const cJSON *format = json_get(s->r->body, "response_format");
     const cJSON *type = json_get(format, "type");
     if (!format) return 0;
@@ -165,9 +165,11 @@ static int read_structured(struct source *s) {
                           "does not support it.");
     if (oai_get_bool(s->r, "structured_outputs", node, "json_object", &object) ||
         take_schema(s, "structured_outputs.json", json_get(node, "json")) ||
-        take_text(s, "structured_outputs.regex", json_get(node, "regex"), CONSTRAIN_REGEX) ||
+        constraint_take_text(s, "structured_outputs.regex", json_get(node, "regex"),
+                             CONSTRAIN_REGEX) ||
         take_choice(s, "structured_outputs.choice", json_get(node, "choice")) ||
-        take_text(s, "structured_outputs.grammar", json_get(node, "grammar"), CONSTRAIN_GRAMMAR))
+        constraint_take_text(s, "structured_outputs.grammar", json_get(node, "grammar"),
+                             CONSTRAIN_GRAMMAR))
         return -1;
     return object ? take_object(s, "structured_outputs.json_object") : 0;
 }
@@ -176,21 +178,22 @@ static int read_structured(struct source *s) {
 static int read_grammar(struct source *s) {
     const cJSON *node = json_get(s->r->body, "grammar");
     if (cJSON_IsString(node) && !node->valuestring[0]) return 0;
-    return take_text(s, "grammar", node, CONSTRAIN_GRAMMAR);
+    return constraint_take_text(s, "grammar", node, CONSTRAIN_GRAMMAR);
 }
 
 static int read_fields(struct source *s) {
     const cJSON *body = s->r->body;
-    return read_format(s) || read_structured(s) ||
+    return constraint_read_format(s) || read_structured(s) ||
                    take_schema(s, "guided_json", json_get(body, "guided_json")) ||
                    take_schema(s, "json_schema", json_get(body, "json_schema")) ||
                    take_choice(s, "guided_choice", json_get(body, "guided_choice")) ||
-                   take_text(s, "guided_regex", json_get(body, "guided_regex"), CONSTRAIN_REGEX) ||
-                   take_text(s, "regex", json_get(body, "regex"), CONSTRAIN_REGEX) ||
-                   take_text(s, "guided_grammar", json_get(body, "guided_grammar"),
-                             CONSTRAIN_GRAMMAR) ||
+                   constraint_take_text(s, "guided_regex", json_get(body, "guided_regex"),
+                                        CONSTRAIN_REGEX) ||
+                   constraint_take_text(s, "regex", json_get(body, "regex"), CONSTRAIN_REGEX) ||
+                   constraint_take_text(s, "guided_grammar", json_get(body, "guided_grammar"),
+                                        CONSTRAIN_GRAMMAR) ||
                    read_grammar(s) ||
-                   take_text(s, "ebnf", json_get(body, "ebnf"), CONSTRAIN_GRAMMAR)
+                   constraint_take_text(s, "ebnf", json_get(body, "ebnf"), CONSTRAIN_GRAMMAR)
                ? -1
                : 0;
 }

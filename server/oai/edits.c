@@ -15,7 +15,7 @@ static const char uses_type[] = "clear_tool_uses_20250919",
     cJSON_ArrayForEach(message, json_get((w)->body, "messages"))                                   \
         cJSON_ArrayForEach(block, json_get(message, "content"))
 
-static const char *text_of(const cJSON *node, const char *key) {
+static const char *edits_text_of(const cJSON *node, const char *key) {
     const cJSON *text = json_get(node, key);
     return cJSON_IsString(text) ? text->valuestring : "";
 }
@@ -71,18 +71,18 @@ static int choose_drops(struct oai_rewrite *w, const cJSON *edit, size_t count) 
     w->drops = arena_alloc(w->r->arena, count, sizeof *w->drops);
     if (!w->drops) return oai_no_memory(w->r);
     EACH_BLOCK(w, message, block) {
-        const char *name = text_of(block, "name");
+        const char *name = edits_text_of(block, "name");
         if (count == 0 || !oai_has_type(block, "tool_use")) continue;
         count--;
         if (has_name(json_get(edit, "exclude_tools"), name)) continue;
-        w->drops[w->drop_count++] =
-            (struct oai_drop){text_of(block, "id"), cJSON_IsTrue(inputs) || has_name(inputs, name)};
+        w->drops[w->drop_count++] = (struct oai_drop){
+            edits_text_of(block, "id"), cJSON_IsTrue(inputs) || has_name(inputs, name)};
     }
     qsort(w->drops, w->drop_count, sizeof *w->drops, compare_drops);
     EACH_BLOCK(w, message, block) {
         bool result = oai_has_type(block, "tool_result");
         const struct oai_drop *drop =
-            oai_edits_drop(w, text_of(block, result ? "tool_use_id" : "id"));
+            oai_edits_drop(w, edits_text_of(block, result ? "tool_use_id" : "id"));
         if (drop && (result || drop->bare) &&
             count_json_tokens(w, json_get(block, result ? "content" : "input"), tokens))
             return -1;
@@ -124,7 +124,7 @@ static int edit_turns(struct oai_rewrite *w, const cJSON *edit) {
     if (cJSON_IsString(json_get(edit, "keep"))) return 0; /* "all" */
     for (message = at ? messages->child->prev : NULL; at > 0; at--, message = message->prev) {
         const cJSON *content = json_get(message, "content");
-        bool user = strcmp(text_of(message, "role"), "user") == 0;
+        bool user = strcmp(edits_text_of(message, "role"), "user") == 0;
         if (user && !cJSON_IsArray(content)) counted = false;
         cJSON_ArrayForEach(block, content) {
             if (user && !oai_has_type(block, "tool_result")) counted = false;

@@ -161,7 +161,7 @@ void oai_path(char path[OAI_PATH], const char *format, ...) {
     va_end(args);
 }
 
-static void write_nullable(struct buf *out, const char *s) {
+static void error_write_nullable(struct buf *out, const char *s) {
     if (s && *s)
         json_write_str(out, s, strlen(s));
     else
@@ -174,9 +174,9 @@ void oai_render_error(struct buf *out, const struct oai_error *error) {
     buf_str(out, ",\"type\":");
     json_write_str(out, error->type, strlen(error->type));
     buf_str(out, ",\"param\":");
-    write_nullable(out, error->param);
+    error_write_nullable(out, error->param);
     buf_str(out, ",\"code\":");
-    write_nullable(out, error->code);
+    error_write_nullable(out, error->code);
     if (error->context_tokens)
         buf_fmt(out, ",\"n_prompt_tokens\":%zu,\"n_ctx\":%zu", error->prompt_tokens,
                 error->context_tokens);

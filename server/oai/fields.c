@@ -153,7 +153,7 @@ static const struct oai_field *field_at(const struct oai_kind *kind, int index) 
     return NULL;
 }
 
-static const struct oai_field *find(const struct oai_kind *kind, const char *name) {
+static const struct oai_field *fields_find(const struct oai_kind *kind, const char *name) {
     const struct oai_field *field;
     for (const struct oai_field *own = kind->fields; own && own->name; own++)
         if (strcmp(own->name, name) == 0) return own;
@@ -185,7 +185,7 @@ int oai_check_fields(const struct oai_kind *kind, const cJSON *body, bool strict
                      struct oai_error *error) {
     const cJSON *node;
     cJSON_ArrayForEach(node, body) {
-        const struct oai_field *field = find(kind, node->string);
+        const struct oai_field *field = fields_find(kind, node->string);
         if (!field && strict)
             return oai_refuse(error, 400, "unknown_parameter", node->string,
                               "Unknown parameter: '%.128s'.", node->string);

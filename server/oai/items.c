@@ -20,13 +20,13 @@ void oai_items_close(struct oai_items *items) {
     buf_close(&items->blank);
 }
 
-static void end_item(struct oai_items *items) {
+static void items_end_item(struct oai_items *items) {
     if (items->kind != OAI_ITEM_NONE && items->writer->end) items->writer->end(items->to, items);
     items->kind = OAI_ITEM_NONE;
 }
 
-static void begin_item(struct oai_items *items, enum oai_item_kind kind, uint32_t token) {
-    end_item(items);
+static void items_begin_item(struct oai_items *items, enum oai_item_kind kind, uint32_t token) {
+    items_end_item(items);
     items->kind = kind;
     items->count++;
     items->begin = items->end = token;
@@ -41,15 +41,15 @@ static void grow(struct oai_items *items, const char *text, size_t size, uint32_
     if (items->writer->more) items->writer->more(items->to, items, text, size, begin, end);
 }
 
-static bool is_blank(const char *text, size_t size) {
+static bool items_is_blank(const char *text, size_t size) {
     size_t i = 0;
     while (i < size && tool_json_blank(text[i])) i++;
     return i == size;
 }
 
 /* Adds text to the open item. White space is held back until other text follows it. */
-static void take_text(struct oai_items *items, enum oai_item_kind kind,
-                      const struct oai_delta *delta) {
+static void items_take_text(struct oai_items *items, enum oai_item_kind kind,
+                            const struct oai_delta *delta) {
     struct buf *blank = &items->blank;
     if (items->kind == kind) {
         grow(items, delta->text, delta->size, delta->begin, delta->end);
@@ -58,26 +58,26 @@ static void take_text(struct oai_items *items, enum oai_item_kind kind,
     if (!blank->size) items->blank_begin = delta->begin;
     buf_add(blank, delta->text, delta->size);
     items->text.failed |= blank->failed;
-    if (is_blank(delta->text, delta->size) && blank->size < BLANK_BYTES_MAX) return;
-    begin_item(items, kind, items->blank_begin);
+    if (items_is_blank(delta->text, delta->size) && blank->size < BLANK_BYTES_MAX) return;
+    items_begin_item(items, kind, items->blank_begin);
     grow(items, blank->data ? blank->data : "", blank->size, items->blank_begin, delta->end);
     buf_clear(blank);
 }
 
-static void begin_call(struct oai_items *items, const struct oai_delta *delta) {
-    end_item(items); /* before the next name is stored, because the end needs the old one */
+static void items_begin_call(struct oai_items *items, const struct oai_delta *delta) {
+    items_end_item(items); /* before the next name is stored, because the end needs the old one */
     buf_clear(&items->blank);
     buf_clear(&items->name);
     buf_add(&items->name, delta->text, delta->size);
     items->call = delta->call;
-    begin_item(items, OAI_ITEM_CALL, delta->begin);
+    items_begin_item(items, OAI_ITEM_CALL, delta->begin);
     items->text.failed |= items->name.failed;
 }
 
 void oai_items_take(struct oai_items *items, const struct oai_delta *delta) {
     switch (delta->kind) {
     case TOOL_CALL:
-        begin_call(items, delta);
+        items_begin_call(items, delta);
         break;
     case TOOL_BARE:
         grow(items, "{}", 2, delta->begin, delta->end);
@@ -86,19 +86,19 @@ void oai_items_take(struct oai_items *items, const struct oai_delta *delta) {
         grow(items, delta->text, delta->size, delta->begin, delta->end);
         break;
     default:
-        take_text(items, delta->thinking ? OAI_ITEM_THOUGHT : OAI_ITEM_TEXT, delta);
+        items_take_text(items, delta->thinking ? OAI_ITEM_THOUGHT : OAI_ITEM_TEXT, delta);
     }
 }
 
 void oai_items_end(struct oai_items *items) {
     if (!items->count) {
-        begin_item(items, OAI_ITEM_TEXT, items->blank_begin);
+        items_begin_item(items, OAI_ITEM_TEXT, items->blank_begin);
         if (items->blank.size)
             grow(items, items->blank.data, items->blank.size, items->blank_begin,
                  items->blank_begin);
     }
     items->last = true;
-    end_item(items);
+    items_end_item(items);
 }
 
 /* --- whole answers, streamed answers --- */
@@ -110,7 +110,7 @@ struct whole {
     struct oai_items items;
 };
 
-static void take_part(void *to, const struct oai_delta *delta) {
+static void items_take_part(void *to, const struct oai_delta *delta) {
     struct whole *whole = to;
     oai_items_take(&whole->items, delta);
 }
@@ -127,7 +127,7 @@ bool oai_items_write(struct buf *out, const struct oai_answer *answer,
     static const struct oai_item_writer writer = {.end = end_whole};
     struct whole whole = {.out = out, .answer = answer, .write = write};
     oai_items_open(&whole.items, &writer, &whole);
-    bool called = oai_divide(answer, 0, (struct oai_sink){take_part, &whole});
+    bool called = oai_divide(answer, 0, (struct oai_sink){items_take_part, &whole});
     oai_items_end(&whole.items);
     buf_inherit(out, &whole.items.text);
     oai_items_close(&whole.items);

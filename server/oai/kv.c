@@ -68,7 +68,7 @@ static int read_one(struct oai_reader *r, const cJSON *kv, size_t i) {
     return 0;
 }
 
-static int read_options(struct oai_reader *r, const cJSON *kv) {
+static int kv_read_options(struct oai_reader *r, const cJSON *kv) {
     for (size_t i = 0; i < KV_OPTIONS; i++)
         if (read_one(r, kv, i)) return -1;
     return 0;
@@ -105,7 +105,7 @@ static int read_overflow(struct oai_reader *r, const cJSON *kv) {
 
 /* Refuses unknown members of a kv object, even if unknown fields of the body are accepted: only
  * keepd has a kv object, and a misspelt member would silently change what is kept. */
-static int check_names(struct oai_reader *r, const cJSON *kv) {
+static int kv_check_names(struct oai_reader *r, const cJSON *kv) {
     static const char *const names[] = {"policy", "budget",   "buffer", "chunk",  "sinks",
                                         "recent", "overflow", "reuse",  "retain", "report"};
     const cJSON *node;
@@ -154,14 +154,14 @@ int oai_read_kv(struct oai_reader *r) {
     const cJSON *object;
     if (oai_get_object(r, "kv", &object)) return -1;
     if (!object) return 0;
-    if (check_names(r, object) || oai_get_str(r, "kv", object, "policy", &kv->policy) ||
+    if (kv_check_names(r, object) || oai_get_str(r, "kv", object, "policy", &kv->policy) ||
         oai_get_int(r, "kv", object, "budget", 1, INT32_MAX, &kv->budget) ||
         oai_get_int(r, "kv", object, "buffer", 0, INT32_MAX, &kv->buffer) ||
         oai_get_int(r, "kv", object, "chunk", 1, INT32_MAX, &kv->chunk) ||
         oai_get_int(r, "kv", object, "sinks", 0, INT32_MAX, &kv->sinks) ||
         oai_get_int(r, "kv", object, "recent", 0, INT32_MAX, &kv->recent) ||
         oai_get_bool(r, "kv", object, "reuse", &kv->reuse) || read_retain(r, object) ||
-        read_options(r, object) || read_overflow(r, object) || read_report(r, object))
+        kv_read_options(r, object) || read_overflow(r, object) || read_report(r, object))
         return -1;
     if (kv->policy) kv->policy = arena_strndup(r->arena, kv->policy, strlen(kv->policy));
     return kv->policy || !json_get(object, "policy") ? 0 : oai_no_memory(r);

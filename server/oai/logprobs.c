@@ -144,7 +144,7 @@ struct keys {
     int32_t small[KEYS_SMALL];
 };
 
-static bool keys_open(struct keys *keys, int count) {
+static bool logprobs_keys_open(struct keys *keys, int count) {
     keys->size = KEYS_SMALL;
     while (keys->size < 2 * ((size_t)count + 1)) keys->size *= 2;
     keys->id = keys->size > KEYS_SMALL ? mem_try_alloc(keys->size, sizeof *keys->id) : keys->small;
@@ -152,7 +152,7 @@ static bool keys_open(struct keys *keys, int count) {
     return keys->id;
 }
 
-static void keys_close(struct keys *keys) {
+static void logprobs_keys_close(struct keys *keys) {
     if (keys->id != keys->small) mem_free(keys->id);
 }
 
@@ -174,7 +174,7 @@ static bool keys_add(struct keys *keys, const struct oai_answer *answer, int32_t
 static void write_top_object(struct buf *out, const struct oai_answer *answer,
                              const struct scored *s) {
     struct keys keys;
-    if (!keys_open(&keys, s->top_count)) {
+    if (!logprobs_keys_open(&keys, s->top_count)) {
         out->failed = true;
         return;
     }
@@ -188,7 +188,7 @@ static void write_top_object(struct buf *out, const struct oai_answer *answer,
         write_logprob(out, k < 0 ? s->token->logprob : s->top[k].logprob);
     }
     buf_char(out, '}');
-    keys_close(&keys);
+    logprobs_keys_close(&keys);
 }
 
 /* Counts characters as json_write_str writes them: one for each faulty part. */

@@ -154,8 +154,8 @@ static void write_settings(struct buf *out, const struct oai_answer *answer,
     buf_str(out, "]}");
 }
 
-static void write_end(struct buf *out, const struct engine_request *s,
-                      const struct engine_choice *choice, uint32_t tokens, int32_t longest) {
+static void native_write_end(struct buf *out, const struct engine_request *s,
+                             const struct engine_choice *choice, uint32_t tokens, int32_t longest) {
     int finish = atomic_load_explicit(&choice->finish, memory_order_acquire);
     bool length = finish == ENGINE_FINISH_LENGTH,
          limit = length || finish == ENGINE_FINISH_REPETITION;
@@ -181,7 +181,8 @@ static void write_prompt(struct buf *out, const struct oai_answer *one) {
 
 /* Writes the whole answer of a choice. `one` is the answer of its prompt alone, in which it has the
  * number `choice`. The last event of a stream has no text, because the text was sent before. */
-static void write_whole(struct buf *out, const struct oai_answer *one, int index, int choice_no) {
+static void native_write_whole(struct buf *out, const struct oai_answer *one, int index,
+                               int choice_no) {
     const struct oai_request *request = one->request;
     const struct engine_job *job = one->jobs;
     const struct engine_choice *choice = &job->choice[choice_no];
@@ -202,7 +203,7 @@ static void write_whole(struct buf *out, const struct oai_answer *one, int index
     write_prompt(out, one);
     buf_fmt(out, ",\"has_new_line\":%s",
             choice->text && memchr(choice->text, '\n', size) ? "true" : "false");
-    write_end(out, &job->request, choice, tokens, one->request->longest);
+    native_write_end(out, &job->request, choice, tokens, one->request->longest);
     if (text && request->logprobs >= 0) {
         buf_str(out, ",\"completion_probabilities\":");
         oai_render_native_logprobs(out, one, choice_no, 0, oai_shown_count(one, choice_no));
@@ -264,30 +265,30 @@ static void write_members(struct buf *out, const struct oai_request *request,
     json_free(tree);
 }
 
-static void write_result(struct buf *out, const struct oai_answer *answer, int index) {
+static void native_write_result(struct buf *out, const struct oai_answer *answer, int index) {
     struct oai_answer one = *answer;
     int choice = index % answer->request->n;
     struct buf whole;
     one.jobs = oai_job_of(answer, index);
     one.job_count = 1;
     if (!answer->request->member_count) {
-        write_whole(out, &one, index, choice);
+        native_write_whole(out, &one, index, choice);
         return;
     }
     buf_open(&whole, out->limit);
-    write_whole(&whole, &one, index, choice);
+    native_write_whole(&whole, &one, index, choice);
     buf_inherit(out, &whole);
     if (!whole.failed) write_members(out, answer->request, &whole);
     buf_close(&whole);
 }
 
 /* Writes an object, or an array if there are several choices. */
-static void write_answer(struct buf *out, const struct oai_answer *answer) {
+static void native_write_answer(struct buf *out, const struct oai_answer *answer) {
     int count = oai_choice_count(answer);
     if (count > 1) buf_char(out, '[');
     for (int i = 0; i < count; i++) {
         if (i) buf_char(out, ',');
-        write_result(out, answer, i);
+        native_write_result(out, answer, i);
     }
     if (count > 1) buf_char(out, ']');
 }
@@ -295,12 +296,12 @@ static void write_answer(struct buf *out, const struct oai_answer *answer) {
 void oai_render_verbose(struct buf *out, const struct oai_answer *answer) {
     if (!answer->request->verbose) return;
     buf_str(out, ",\"__verbose\":");
-    write_answer(out, answer);
+    native_write_answer(out, answer);
 }
 
 /* --- streams --- */
 
-static void open_stream(struct oai_events *events) {
+static void native_open_stream(struct oai_events *events) {
     buf_str(&events->head, "data: {\"index\":");
 }
 
@@ -312,14 +313,14 @@ static void begin_native_event(struct oai_events *events, int index, const char 
     buf_str(&events->out, ",\"stop\":false,\"tokens\":");
 }
 
-static void write_progress(struct oai_events *events) {
+static void native_write_progress(struct oai_events *events) {
     begin_native_event(events, 0, "", 0);
     buf_str(&events->out, "[],");
     buf_add(&events->out, events->note.data, events->note.size);
     buf_str(&events->out, "}\n\n");
 }
 
-static void write_delta(struct oai_events *events, const struct oai_delta *delta) {
+static void native_write_delta(struct oai_events *events, const struct oai_delta *delta) {
     const struct oai_answer *answer = events->answer;
     struct buf *out = &events->out;
     begin_native_event(events, delta->index, delta->text, delta->size);
@@ -335,11 +336,11 @@ static void write_delta(struct oai_events *events, const struct oai_delta *delta
 
 /* Ends the stream. The last events have numbers of the whole prompt, so they come when all jobs
  * have finished. */
-static void end_stream(struct oai_events *events, const struct oai_error *error) {
+static void native_end_stream(struct oai_events *events, const struct oai_error *error) {
     struct buf *out = &events->out;
     for (int i = 0; !error && i < oai_choice_count(events->answer); i++) {
         buf_str(out, "data: ");
-        write_result(out, events->answer, i);
+        native_write_result(out, events->answer, i);
         buf_str(out, "\n\n");
     }
     if (!error) return;
@@ -353,11 +354,11 @@ static void end_stream(struct oai_events *events, const struct oai_error *error)
 static const struct oai_form form = {
     .id_prefix = "cmpl-",
     .may_be_empty = true,
-    .answer = write_answer,
-    .open = open_stream,
-    .progress = write_progress,
-    .delta = write_delta,
-    .end = end_stream,
+    .answer = native_write_answer,
+    .open = native_open_stream,
+    .progress = native_write_progress,
+    .delta = native_write_delta,
+    .end = native_end_stream,
 };
 
 const struct oai_kind oai_native = {

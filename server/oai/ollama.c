@@ -106,7 +106,7 @@ static int read_option(struct oai_rewrite *w, const cJSON *option) {
     return json_get(w->chat, name) ? 0 : oai_rewrite_link(w, name, option);
 }
 
-static int read_options(struct oai_rewrite *w) {
+static int ollama_read_options(struct oai_rewrite *w) {
     const cJSON *list = json_get(w->body, "options"), *option;
     struct oai_error *error = w->r->error;
     char path[OAI_PATH];
@@ -124,7 +124,7 @@ static int read_options(struct oai_rewrite *w) {
 }
 
 /* Reads "json" or a schema. */
-static int read_format(struct oai_rewrite *w) {
+static int ollama_read_format(struct oai_rewrite *w) {
     const cJSON *format = json_get(w->body, "format");
     const char *word = cJSON_IsString(format) ? format->valuestring : NULL;
     if (!format || (word && !*word)) return 0;
@@ -162,7 +162,7 @@ static int read_common(struct oai_rewrite *w) {
         if (oai_rewrite_link(w, scores[i], json_get(w->body, scores[i]))) return -1;
     w->r->out->split_reasoning = true;
     w->r->out->clamps = true;
-    return read_options(w) || read_format(w) || read_think(w) ? -1 : 0;
+    return ollama_read_options(w) || ollama_read_format(w) || read_think(w) ? -1 : 0;
 }
 
 /* --- messages --- */
@@ -285,7 +285,7 @@ struct texts {
     bool raw;
 };
 
-static int read_texts(struct oai_rewrite *w, struct texts *texts) {
+static int ollama_read_texts(struct oai_rewrite *w, struct texts *texts) {
     const struct oai_reader *r = w->r;
     *texts = (struct texts){"", "", "", "", false};
     if (oai_get_str(r, NULL, w->body, "prompt", &texts->prompt) ||
@@ -342,7 +342,7 @@ static int read_plain(struct oai_rewrite *w, const struct texts *texts) {
 static int parse_generate(struct oai_reader *r) {
     struct oai_rewrite w;
     struct texts texts;
-    if (oai_rewrite_open(&w, r) || read_texts(&w, &texts)) return -1;
+    if (oai_rewrite_open(&w, r) || ollama_read_texts(&w, &texts)) return -1;
     const bool plain = texts.raw || *texts.suffix;
     return (plain ? read_plain(&w, &texts) : read_turn(&w, &texts)) || oai_read_chat_scores(r) ||
                    oai_read_generation(r)
@@ -386,7 +386,7 @@ static const struct oai_kind load_generate = {
     GENERATE_ROW,
 };
 
-static bool is_empty(const cJSON *body, const char *name) {
+static bool ollama_is_empty(const cJSON *body, const char *name) {
     const cJSON *node = json_get(body, name);
     return !node || (cJSON_IsArray(node) && !node->child) ||
            (cJSON_IsString(node) && !*node->valuestring);
@@ -395,12 +395,13 @@ static bool is_empty(const cJSON *body, const char *name) {
 /* A request without a prompt asks only that the model be loaded. It is by then, because a request
  * waits for its model before its body is parsed. */
 static const struct oai_kind *choose_chat(const cJSON *body) {
-    return is_empty(body, "messages") ? &load_chat : &oai_ollama_chat;
+    return ollama_is_empty(body, "messages") ? &load_chat : &oai_ollama_chat;
 }
 
 static const struct oai_kind *choose_generate(const cJSON *body) {
-    return is_empty(body, "prompt") && is_empty(body, "suffix") ? &load_generate
-                                                                : &oai_ollama_generate;
+    return ollama_is_empty(body, "prompt") && ollama_is_empty(body, "suffix")
+               ? &load_generate
+               : &oai_ollama_generate;
 }
 
 /* --- vectors --- */

@@ -25,7 +25,8 @@ static void begin_object(struct buf *out, const struct oai_answer *answer) {
 }
 
 /* A chat's parts are members of a message, those of /api/generate members of the answer. */
-static void write_part(struct buf *out, const struct oai_answer *answer, const struct part *part) {
+static void ollama_write_part(struct buf *out, const struct oai_answer *answer,
+                              const struct part *part) {
     const bool chat = is_chat(answer);
     buf_str(out, chat ? ",\"message\":{\"role\":\"assistant\",\"content\":" : ",\"response\":");
     json_write_str(out, part->text ? part->text : "", part->text_size);
@@ -41,8 +42,8 @@ static void write_part(struct buf *out, const struct oai_answer *answer, const s
     if (chat) buf_char(out, '}');
 }
 
-static void write_call(struct buf *out, const struct oai_answer *answer,
-                       const struct oai_items *items) {
+static void ollama_write_call(struct buf *out, const struct oai_answer *answer,
+                              const struct oai_items *items) {
     buf_str(out, "{\"id\":");
     oai_render_call_id(out, answer, "call_", 0, items->call);
     buf_fmt(out, ",\"function\":{\"index\":%" PRIu32 ",\"name\":", items->call);
@@ -88,7 +89,7 @@ static void write_times(struct buf *out, const struct oai_answer *answer) {
 }
 
 /* Writes the members with which a finished answer ends. */
-static void write_end(struct buf *out, const struct oai_answer *answer) {
+static void ollama_write_end(struct buf *out, const struct oai_answer *answer) {
     const struct engine_choice *choice = oai_choice_of(answer, 0);
     const struct engine_job *job = answer->jobs;
     const int finish = atomic_load_explicit(&choice->finish, memory_order_acquire);
@@ -113,30 +114,30 @@ struct whole {
     struct buf text, thought, calls;
 };
 
-static void take_part(void *to, const struct oai_delta *delta) {
+static void ollama_take_part(void *to, const struct oai_delta *delta) {
     struct whole *whole = to;
     oai_items_take(&whole->items, delta);
 }
 
-static void end_item(void *to, const struct oai_items *items) {
+static void ollama_end_item(void *to, const struct oai_items *items) {
     struct whole *whole = to;
     if (items->kind == OAI_ITEM_CALL) {
         if (whole->calls.size) buf_char(&whole->calls, ',');
-        write_call(&whole->calls, whole->answer, items);
+        ollama_write_call(&whole->calls, whole->answer, items);
         return;
     }
     struct buf *to_text = items->kind == OAI_ITEM_THOUGHT ? &whole->thought : &whole->text;
     buf_add(to_text, items->text.data ? items->text.data : "", items->text.size);
 }
 
-static void write_answer(struct buf *out, const struct oai_answer *answer) {
-    static const struct oai_item_writer writer = {.end = end_item};
+static void ollama_write_answer(struct buf *out, const struct oai_answer *answer) {
+    static const struct oai_item_writer writer = {.end = ollama_end_item};
     struct whole whole = {.answer = answer};
     buf_open(&whole.text, out->limit);
     buf_open(&whole.thought, out->limit);
     buf_open(&whole.calls, out->limit);
     oai_items_open(&whole.items, &writer, &whole);
-    (void)oai_divide(answer, 0, (struct oai_sink){take_part, &whole});
+    (void)oai_divide(answer, 0, (struct oai_sink){ollama_take_part, &whole});
     oai_items_end(&whole.items);
     const struct part part = {.text = whole.text.data,
                               .text_size = whole.text.size,
@@ -145,12 +146,12 @@ static void write_answer(struct buf *out, const struct oai_answer *answer) {
                               .calls = whole.calls.data,
                               .calls_size = whole.calls.size};
     begin_object(out, answer);
-    write_part(out, answer, &part);
+    ollama_write_part(out, answer, &part);
     if (answer->request->logprobs >= 0) {
         buf_str(out, ",\"logprobs\":");
         oai_render_token_logprobs(out, answer, 0, 0, oai_shown_count(answer, 0));
     }
-    write_end(out, answer);
+    ollama_write_end(out, answer);
     buf_inherit(out, &whole.items.text);
     buf_inherit(out, &whole.text);
     buf_inherit(out, &whole.thought);
@@ -170,7 +171,7 @@ static void begin_answer_line(struct oai_events *events) {
 static void write_line(struct oai_events *events, const struct part *part, uint32_t begin,
                        uint32_t end) {
     begin_answer_line(events);
-    write_part(&events->out, events->answer, part);
+    ollama_write_part(&events->out, events->answer, part);
     if (events->answer->request->logprobs >= 0 && end > begin) {
         buf_str(&events->out, ",\"logprobs\":");
         oai_render_token_logprobs(&events->out, events->answer, 0, begin, end);
@@ -178,8 +179,8 @@ static void write_line(struct oai_events *events, const struct part *part, uint3
     buf_str(&events->out, ",\"done\":false}\n");
 }
 
-static void grow_item(void *to, const struct oai_items *items, const char *text, size_t size,
-                      uint32_t begin, uint32_t end) {
+static void ollama_grow_item(void *to, const struct oai_items *items, const char *text, size_t size,
+                             uint32_t begin, uint32_t end) {
     if (items->kind == OAI_ITEM_CALL) return; /* a call is sent whole */
     const bool thinks = items->kind == OAI_ITEM_THOUGHT;
     const struct part part = {.text = thinks ? NULL : text,
@@ -194,40 +195,41 @@ static void send_call(void *to, const struct oai_items *items) {
     struct buf call;
     if (items->kind != OAI_ITEM_CALL) return;
     buf_open(&call, events->out.limit);
-    write_call(&call, events->answer, items);
+    ollama_write_call(&call, events->answer, items);
     buf_inherit(&events->out, &call);
     const struct part part = {.calls = call.data, .calls_size = call.size};
     write_line(events, &part, items->begin, items->end);
     buf_close(&call);
 }
 
-static void open_stream(struct oai_events *events) {
-    static const struct oai_item_writer writer = {.more = grow_item, .end = send_call};
+static void ollama_open_stream(struct oai_events *events) {
+    static const struct oai_item_writer writer = {.more = ollama_grow_item, .end = send_call};
     oai_items_open(&events->items, &writer, events);
     begin_object(&events->head, events->answer);
 }
 
-static void write_progress(struct oai_events *events) {
+static void ollama_write_progress(struct oai_events *events) {
     begin_answer_line(events);
-    write_part(&events->out, events->answer, &(struct part){0});
+    ollama_write_part(&events->out, events->answer, &(struct part){0});
     buf_str(&events->out, ",\"done\":false,");
     buf_add(&events->out, events->note.data, events->note.size);
     buf_str(&events->out, "}\n");
 }
 
-static void finish_choice(struct oai_events *events, const struct oai_delta *rest, bool called) {
+static void ollama_finish_choice(struct oai_events *events, const struct oai_delta *rest,
+                                 bool called) {
     (void)rest, (void)called;
     oai_items_end(&events->items);
     buf_inherit(&events->out, &events->items.text);
 }
 
-static void end_stream(struct oai_events *events, const struct oai_error *error) {
+static void ollama_end_stream(struct oai_events *events, const struct oai_error *error) {
     if (error) {
         oai_ollama_error(&events->out, error, NULL);
     } else {
         begin_answer_line(events);
-        write_part(&events->out, events->answer, &(struct part){0});
-        write_end(&events->out, events->answer);
+        ollama_write_part(&events->out, events->answer, &(struct part){0});
+        ollama_write_end(&events->out, events->answer);
     }
     buf_char(&events->out, '\n');
 }
@@ -272,8 +274,8 @@ void oai_ollama_error(struct buf *out, const struct oai_error *error, const char
 
 #define LINES                                                                                      \
     .id_prefix = "ollama-", .stream_type = "application/x-ndjson", .ping = " ",                    \
-    .answer = write_answer, .open = open_stream, .progress = write_progress,                       \
-    .delta = oai_items_delta, .finish = finish_choice, .end = end_stream
+    .answer = ollama_write_answer, .open = ollama_open_stream, .progress = ollama_write_progress,  \
+    .delta = oai_items_delta, .finish = ollama_finish_choice, .end = ollama_end_stream
 
 const struct oai_form oai_ollama_chat_form = {LINES};
 const struct oai_form oai_ollama_text_form = {LINES};

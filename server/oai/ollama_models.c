@@ -7,7 +7,7 @@
 #include "base/json.h"
 #include "server/oai/ollama.h"
 
-static void write_str(struct buf *out, const char *text) {
+static void ollama_models_write_str(struct buf *out, const char *text) {
     json_write_str(out, text, strlen(text));
 }
 
@@ -20,9 +20,9 @@ static void write_details(struct buf *out, const struct engine_info *info) {
             gguf   ? "gguf"
             : info ? "safetensors"
                    : "");
-    write_str(out, family);
+    ollama_models_write_str(out, family);
     buf_str(out, ",\"families\":[");
-    write_str(out, family);
+    ollama_models_write_str(out, family);
     buf_str(out, "],\"parameter_size\":\"\",\"quantization_level\":\"\"}");
 }
 
@@ -30,9 +30,9 @@ static void write_details(struct buf *out, const struct engine_info *info) {
 static void begin_model(struct buf *out, const struct oai_listed *model, const char *name) {
     if (out->data[out->size - 1] != '[') buf_char(out, ',');
     buf_str(out, "{\"name\":");
-    write_str(out, name);
+    ollama_models_write_str(out, name);
     buf_str(out, ",\"model\":");
-    write_str(out, name);
+    ollama_models_write_str(out, name);
     buf_fmt(out, ",\"size\":%" PRId64 ",\"digest\":\"\",",
             model->info ? (int64_t)model->info->weight_bytes : model->memory_bytes);
     write_details(out, model->info);
@@ -107,11 +107,11 @@ void oai_ollama_show(struct buf *out, const struct oai_rules *rules,
     buf_str(out, "{\"modelfile\":\"\",");
     write_parameters(out, &sampling);
     buf_str(out, ",\"template\":");
-    write_str(out, info->chat_template ? info->chat_template : "");
+    ollama_models_write_str(out, info->chat_template ? info->chat_template : "");
     buf_char(out, ',');
     write_details(out, info);
     buf_str(out, ",\"model_info\":{\"general.architecture\":");
-    write_str(out, info->family);
+    ollama_models_write_str(out, info->family);
     buf_fmt(out, ",\"%s.context_length\":%d,\"%s.embedding_length\":%d},", info->family,
             info->max_model_len, info->family, info->width);
     write_capabilities(out, rules);
@@ -123,7 +123,7 @@ void oai_ollama_loaded(struct buf *out, const struct oai_rules *rules,
     const bool chat = strcmp(request->kind->path, "/api/chat") == 0;
     (void)ids;
     buf_str(out, "{\"model\":");
-    write_str(out, rules->names[0]);
+    ollama_models_write_str(out, rules->names[0]);
     buf_str(out, ",\"created_at\":");
     oai_write_time(out, clock_unix_seconds());
     buf_str(out,

@@ -4,7 +4,7 @@
 #include "server/oai/kind.h"
 
 /* Passes a part to the sink. The first part of a text has the scores of all its tokens. */
-static void give(struct oai_divider *d, struct oai_delta *delta) {
+static void parts_give(struct oai_divider *d, struct oai_delta *delta) {
     delta->index = d->index;
     delta->begin = d->tokens_begin;
     delta->end = d->tokens_end;
@@ -13,20 +13,21 @@ static void give(struct oai_divider *d, struct oai_delta *delta) {
 }
 
 /* Begins a call whose name and end are said by tokens. */
-static void begin_call(struct oai_divider *d, const struct oai_voice *voice, size_t at) {
+static void parts_begin_call(struct oai_divider *d, const struct oai_voice *voice, size_t at) {
     const char *name = d->answer->request->tools.names[voice->tool];
     d->calls.tools = &d->answer->request->tools;
     if (tool_reader_call(&d->calls, at))
-        give(d, &(struct oai_delta){.kind = TOOL_CALL,
-                                    .call = d->calls.calls - 1,
-                                    .text = name,
-                                    .size = strlen(name)});
+        parts_give(d, &(struct oai_delta){.kind = TOOL_CALL,
+                                          .call = d->calls.calls - 1,
+                                          .text = name,
+                                          .size = strlen(name)});
 }
 
-static void end_call(struct oai_divider *d, const struct oai_voice *voice, size_t at) {
+static void parts_end_call(struct oai_divider *d, const struct oai_voice *voice, size_t at) {
     bool given = d->calls.tools->parallel || d->calls.calls == 1;
     if (voice->bare && given)
-        give(d, &(struct oai_delta){.kind = TOOL_BARE, .call = d->calls.calls - 1, .text = ""});
+        parts_give(d,
+                   &(struct oai_delta){.kind = TOOL_BARE, .call = d->calls.calls - 1, .text = ""});
     tool_reader_resume(&d->calls, at);
 }
 
@@ -36,10 +37,10 @@ void oai_divide_text(struct oai_divider *d, const struct oai_voice *voice, const
     bool thinking = voice->thinking;
     if (begin == end || voice->hidden) return;
     if (thinking || !oai_reads_calls(d->answer)) {
-        give(d, &(struct oai_delta){.kind = TOOL_TEXT,
-                                    .thinking = thinking,
-                                    .text = text + begin,
-                                    .size = end - begin});
+        parts_give(d, &(struct oai_delta){.kind = TOOL_TEXT,
+                                          .thinking = thinking,
+                                          .text = text + begin,
+                                          .size = end - begin});
         return;
     }
     d->calls.tools = &d->answer->request->tools;
@@ -47,7 +48,7 @@ void oai_divide_text(struct oai_divider *d, const struct oai_voice *voice, const
     while ((piece = tool_reader_next(&d->calls, text, end, true)).kind != TOOL_MORE) {
         struct oai_delta delta = {.kind = piece.kind, .call = d->calls.calls - 1};
         delta.text = tool_piece_text(&piece, text, &delta.size);
-        give(d, &delta);
+        parts_give(d, &delta);
     }
 }
 
@@ -66,8 +67,8 @@ bool oai_divide(const struct oai_answer *answer, int index, struct oai_sink sink
         d.tokens_end = i;
         if (oai_voice_step(&voice, answer, choice->tokens[i].token)) {
             oai_divide_text(&d, &last, choice->text, said, at);
-            if (last.calling) end_call(&d, &last, at);
-            if (voice.calling) begin_call(&d, &voice, end);
+            if (last.calling) parts_end_call(&d, &last, at);
+            if (voice.calling) parts_begin_call(&d, &voice, end);
             said = end;
         } else {
             said += oai_voice_skip(&voice, choice->text + at, end - at);

@@ -18,7 +18,7 @@ bool oai_splits_reasoning(const struct oai_answer *answer) {
            answer->request->split_reasoning;
 }
 
-static bool is_blank(const struct engine *engine, int32_t id) {
+static bool reasoning_is_blank(const struct engine *engine, int32_t id) {
     const char *bytes = "";
     size_t size = engine_token_bytes(engine, id, &bytes);
     for (size_t i = 0; i < size; i++)
@@ -32,7 +32,7 @@ struct oai_voice oai_voice_open(const struct oai_answer *answer, int index) {
     int32_t last = request->prompt_count - 1;
     if (oai_reads_channels(answer)) return oai_channels_open(answer, request);
     if (!oai_splits_reasoning(answer) || answer->rules->think.begin < 0) return voice;
-    while (last > 0 && is_blank(answer->engine, request->prompt[last])) last--;
+    while (last > 0 && reasoning_is_blank(answer->engine, request->prompt[last])) last--;
     voice.thinking = voice.fresh = request->prompt[last] == answer->rules->think.begin;
     voice.may_begin = true; /* some models repeat the tag that the template has opened */
     return voice;
@@ -49,7 +49,7 @@ bool oai_voice_step(struct oai_voice *voice, const struct oai_answer *answer, in
         return true;
     }
     voice->reasoning_tokens += voice->thinking;
-    if (voice->may_begin) voice->may_begin = is_blank(answer->engine, token);
+    if (voice->may_begin) voice->may_begin = reasoning_is_blank(answer->engine, token);
     return false;
 }
 

@@ -132,8 +132,8 @@ static bool is_owner(const struct row *row, const struct oai_owner *owner) {
            strcmp(row->salt, owner->salt) == 0;
 }
 
-static struct row *find(const struct oai_records *records, const struct oai_owner *owner,
-                        const char *id) {
+static struct row *records_find(const struct oai_records *records, const struct oai_owner *owner,
+                                const char *id) {
     for (struct row *row = records->first; row; row = row->next)
         if (strcmp(row->id, id) == 0 && is_owner(row, owner)) return row;
     return NULL;
@@ -193,7 +193,7 @@ int oai_records_find(struct oai_records *records, const struct oai_owner *owner,
     struct buf *const all[] = {parts.items, parts.input, parts.answer, parts.events, parts.tokens};
     bool failed = false;
     pthread_mutex_lock(&records->lock);
-    struct row *row = find(records, owner, id);
+    struct row *row = records_find(records, owner, id);
     if (row) {
         take_out(records, row);
         put_first(records, row);
@@ -261,7 +261,7 @@ int oai_records_find_item(struct oai_records *records, const struct oai_owner *o
 
 int oai_records_delete(struct oai_records *records, const struct oai_owner *owner, const char *id) {
     pthread_mutex_lock(&records->lock);
-    struct row *row = find(records, owner, id);
+    struct row *row = records_find(records, owner, id);
     if (row) drop(records, row);
     pthread_mutex_unlock(&records->lock);
     return row ? 0 : ERR_NOTFOUND;

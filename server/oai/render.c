@@ -5,7 +5,7 @@
 #include "base/json.h"
 #include "server/oai/oai.h"
 
-static void write_str(struct buf *out, const char *s) {
+static void render_write_str(struct buf *out, const char *s) {
     json_write_str(out, s, strlen(s));
 }
 
@@ -111,19 +111,19 @@ static void write_trace(struct buf *out, const struct engine_info *info,
 static void write_budget_warning(struct buf *out, const struct oai_answer *answer) {
     bool gates = answer->rules->info->has_gates;
     buf_str(out, ",\"warning\":");
-    write_str(out, gates
-                       ? "kv.budget changes nothing: policy 'full' keeps everything. Choose "
-                         "another kv.policy, such as 'global'."
-                       : "kv.budget changes nothing: this model has no retention gates, so its "
-                         "policy is 'full', which keeps everything. Choose a kv.policy without "
-                         "gates, such as 'snapkv' or 'streaming' (docs/CHOOSING.md), or let keepd "
-                         "fit gates to the model: start it with --kv-budget.");
+    render_write_str(
+        out, gates ? "kv.budget changes nothing: policy 'full' keeps everything. Choose "
+                     "another kv.policy, such as 'global'."
+                   : "kv.budget changes nothing: this model has no retention gates, so its "
+                     "policy is 'full', which keeps everything. Choose a kv.policy without "
+                     "gates, such as 'snapkv' or 'streaming' (docs/CHOOSING.md), or let keepd "
+                     "fit gates to the model: start it with --kv-budget.");
 }
 
 void oai_render_kv_details(struct buf *out, const struct oai_answer *answer) {
     struct engine_kv_details kv = sum_details(answer);
     buf_str(out, ",\"kv_details\":{\"policy\":");
-    write_str(out, kv.policy);
+    render_write_str(out, kv.policy);
     if (kv.budget >= 0)
         buf_fmt(out, ",\"budget\":%" PRId32, kv.budget);
     else
@@ -332,9 +332,9 @@ uint64_t oai_tokens_total(const struct oai_answer *answer) {
 
 void oai_render_answer_head(struct buf *out, const struct oai_answer *answer, const char *object) {
     buf_str(out, "{\"id\":");
-    write_str(out, answer->id);
+    render_write_str(out, answer->id);
     buf_fmt(out, ",\"object\":\"%s\",\"created\":%" PRId64 ",\"model\":", object, answer->created);
-    write_str(out, answer->model);
+    render_write_str(out, answer->model);
 }
 
 static double milliseconds(int64_t begin_ns, int64_t end_ns) {

@@ -248,7 +248,7 @@ static int parse_score(struct oai_reader *r) {
 /* --- answers --- */
 
 /* The model's label, or the softmax over both words. */
-static double score_of(const struct oai_answer *answer, int index) {
+static double rerank_score_of(const struct oai_answer *answer, int index) {
     const struct engine_info *info = answer->rules->info;
     const float *pooled = answer->jobs[index].pooled;
     const double label = (double)pooled[0];
@@ -268,8 +268,8 @@ static int compare_ranked(const void *a, const void *b) {
     return x->index - y->index;
 }
 
-static void write_result(struct buf *out, const struct oai_request *request,
-                         const struct ranked *ranked) {
+static void rerank_write_result(struct buf *out, const struct oai_request *request,
+                                const struct ranked *ranked) {
     buf_fmt(out, "{\"index\":%d,\"relevance_score\":", ranked->index);
     json_write_num(out, ranked->score);
     if (request->documents) {
@@ -288,14 +288,15 @@ static void write_ranking(struct buf *out, const struct oai_answer *answer) {
         out->failed = true;
         return;
     }
-    for (int i = 0; i < answer->job_count; i++) ranked[i] = (struct ranked){score_of(answer, i), i};
+    for (int i = 0; i < answer->job_count; i++)
+        ranked[i] = (struct ranked){rerank_score_of(answer, i), i};
     qsort(ranked, (size_t)answer->job_count, sizeof *ranked, compare_ranked);
     buf_fmt(out, "{\"id\":\"%s\",\"model\":", answer->id);
     json_write_str(out, answer->model, strlen(answer->model));
     buf_str(out, ",\"results\":[");
     for (int i = 0; i < request->top; i++) {
         if (i) buf_char(out, ',');
-        write_result(out, request, &ranked[i]);
+        rerank_write_result(out, request, &ranked[i]);
     }
     buf_char(out, ']');
     oai_render_read_usage(out, answer);
@@ -303,7 +304,7 @@ static void write_ranking(struct buf *out, const struct oai_answer *answer) {
     mem_free(ranked);
 }
 
-static void write_scores(struct buf *out, const struct oai_answer *answer) {
+static void rerank_write_scores(struct buf *out, const struct oai_answer *answer) {
     buf_fmt(out,
             "{\"id\":\"%s\",\"object\":\"list\",\"created\":%" PRId64 ",\"model\":", answer->id,
             answer->created);
@@ -311,7 +312,7 @@ static void write_scores(struct buf *out, const struct oai_answer *answer) {
     buf_str(out, ",\"data\":[");
     for (int i = 0; i < answer->job_count; i++) {
         buf_fmt(out, "%s{\"index\":%d,\"object\":\"score\",\"score\":", i ? "," : "", i);
-        json_write_num(out, score_of(answer, i));
+        json_write_num(out, rerank_score_of(answer, i));
         buf_char(out, '}');
     }
     buf_char(out, ']');
@@ -330,7 +331,7 @@ static const struct oai_form ranking = {
 static const struct oai_form scores = {
     .id_prefix = "score-",
     .may_be_empty = true,
-    .answer = write_scores,
+    .answer = rerank_write_scores,
 };
 
 const struct oai_kind oai_rerank = {

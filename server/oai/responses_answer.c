@@ -27,30 +27,30 @@ static bool is_custom(const struct oai_answer *answer, const struct oai_items *i
     return tool && tool->is_text;
 }
 
-static void write_id(struct buf *out, const struct oai_answer *answer,
-                     const struct oai_items *items) {
+static void responses_write_id(struct buf *out, const struct oai_answer *answer,
+                               const struct oai_items *items) {
     static const char *const prefixes[] = {
         [OAI_ITEM_THOUGHT] = "rs_", [OAI_ITEM_TEXT] = "msg_", [OAI_ITEM_CALL] = "fc_"};
     const char *prefix = is_custom(answer, items) ? "ctc_" : prefixes[items->kind];
     oai_render_part_id(out, answer, prefix, 0, (unsigned)items->count - 1);
 }
 
-static void write_scores(struct buf *out, const struct oai_answer *answer, uint32_t begin,
-                         uint32_t end) {
+static void responses_write_scores(struct buf *out, const struct oai_answer *answer, uint32_t begin,
+                                   uint32_t end) {
     buf_str(out, ",\"logprobs\":");
     oai_render_token_logprobs(out, answer, 0, begin, end);
 }
 
 /* Writes the only part of a thought or a text. `text`: NULL = it is still empty. */
-static void write_part(struct buf *out, const struct oai_answer *answer,
-                       const struct oai_items *items, const struct buf *text) {
+static void responses_write_part(struct buf *out, const struct oai_answer *answer,
+                                 const struct oai_items *items, const struct buf *text) {
     static const struct buf nothing = {0};
     bool thought = items->kind == OAI_ITEM_THOUGHT;
     buf_fmt(out, "{\"type\":\"%s\",\"text\":", thought ? "reasoning_text" : "output_text");
     oai_write_text(out, text ? text : &nothing);
     if (!thought && !items->unscored) {
         buf_str(out, ",\"annotations\":[]");
-        write_scores(out, answer, items->begin, text ? items->end : items->begin);
+        responses_write_scores(out, answer, items->begin, text ? items->end : items->begin);
     }
     buf_char(out, '}');
 }
@@ -99,8 +99,8 @@ static void write_name(struct buf *out, const struct oai_answer *answer,
         oai_write_text(out, &items->name);
 }
 
-static void write_call(struct buf *out, const struct oai_answer *answer,
-                       const struct oai_items *items, enum progress progress) {
+static void responses_write_call(struct buf *out, const struct oai_answer *answer,
+                                 const struct oai_items *items, enum progress progress) {
     static const struct buf nothing = {0};
     const struct oai_tool_origin *tool = tool_of(answer, items);
     const struct buf *text = progress == BEGUN ? &nothing : &items->text;
@@ -118,22 +118,22 @@ static void write_call(struct buf *out, const struct oai_answer *answer,
         oai_write_text(out, text);
 }
 
-static void write_item(struct buf *out, const struct oai_answer *answer,
-                       const struct oai_items *items, enum progress progress) {
+static void responses_write_item(struct buf *out, const struct oai_answer *answer,
+                                 const struct oai_items *items, enum progress progress) {
     static const char *const types[] = {[OAI_ITEM_THOUGHT] = "reasoning",
                                         [OAI_ITEM_TEXT] = "message",
                                         [OAI_ITEM_CALL] = "function_call"};
     buf_str(out, "{\"id\":");
-    write_id(out, answer, items);
+    responses_write_id(out, answer, items);
     bool custom = is_custom(answer, items);
     buf_fmt(out, ",\"type\":\"%s\",\"status\":\"%s\"",
             custom ? "custom_tool_call" : types[items->kind], progress_name(progress));
     if (items->kind == OAI_ITEM_CALL) {
-        write_call(out, answer, items, progress);
+        responses_write_call(out, answer, items, progress);
     } else {
         buf_str(out, items->kind == OAI_ITEM_TEXT ? ",\"role\":\"assistant\",\"content\":["
                                                   : ",\"summary\":[],\"content\":[");
-        if (progress != BEGUN) write_part(out, answer, items, &items->text);
+        if (progress != BEGUN) responses_write_part(out, answer, items, &items->text);
         buf_char(out, ']');
     }
     buf_char(out, '}');
@@ -158,9 +158,9 @@ static enum progress end_of(const struct oai_answer *answer, const struct oai_it
     return items->last && (is_cut(answer) || answer->cancelled) ? CUT : WHOLE;
 }
 
-static void write_whole(struct buf *out, const struct oai_answer *answer,
-                        const struct oai_items *items) {
-    write_item(out, answer, items, end_of(answer, items));
+static void responses_write_whole(struct buf *out, const struct oai_answer *answer,
+                                  const struct oai_items *items) {
+    responses_write_item(out, answer, items, end_of(answer, items));
 }
 
 /* Writes an item for a record (stored.h), which has no scores. */
@@ -168,10 +168,10 @@ static void write_unscored(struct buf *out, const struct oai_answer *answer,
                            const struct oai_items *items) {
     struct oai_items bare = *items;
     bare.unscored = true;
-    write_whole(out, answer, &bare);
+    responses_write_whole(out, answer, &bare);
 }
 
-static void write_usage(struct buf *out, const struct oai_answer *answer) {
+static void responses_write_usage(struct buf *out, const struct oai_answer *answer) {
     uint64_t prompt = oai_prompt_total(answer), tokens = oai_tokens_total(answer);
     buf_fmt(
         out,
@@ -216,17 +216,17 @@ static void write_response(struct buf *out, const struct oai_answer *answer, enu
         buf_str(out, "null");
     buf_str(out, answer->request->repeated);
     buf_str(out, ",\"output\":[");
-    if (ended) oai_items_write(out, answer, write_whole);
+    if (ended) oai_items_write(out, answer, responses_write_whole);
     buf_str(out, "],\"usage\":");
     if (ended)
-        write_usage(out, answer);
+        responses_write_usage(out, answer);
     else
         buf_str(out, "null");
     if (ended) oai_render_timings(out, answer);
     buf_char(out, '}');
 }
 
-static void write_answer(struct buf *out, const struct oai_answer *answer) {
+static void responses_write_answer(struct buf *out, const struct oai_answer *answer) {
     write_response(out, answer, is_cut(answer) ? INCOMPLETE : COMPLETED, NULL);
 }
 
@@ -272,7 +272,7 @@ static bool keep(const struct oai_answer *answer, const struct oai_error *error,
     if (ended) {
         buf_char(&items, ',');
         oai_items_write(&items, answer, write_unscored);
-        write_answer(&text, answer);
+        responses_write_answer(&text, answer);
         add_tokens(&tokens, answer);
     } else if (answer->cancelled) {
         write_unfinished(&text, answer, true);
@@ -314,7 +314,7 @@ static bool begin_response_event(struct oai_events *events, const char *type) {
     return true;
 }
 
-static void end_event(struct oai_events *events) {
+static void responses_end_event(struct oai_events *events) {
     buf_str(&events->out, "}\n\n");
 }
 
@@ -323,7 +323,7 @@ static void write_state(struct oai_events *events, const char *type, enum status
     if (!begin_response_event(events, type)) return;
     buf_str(&events->out, "\"response\":");
     write_response(&events->out, events->answer, status, error);
-    end_event(events);
+    responses_end_event(events);
 }
 
 /* Writes "output_index" and, for a part of an item, "item_id" and "content_index". Returns false as
@@ -334,7 +334,7 @@ static bool begin_item_event(struct oai_events *events, const char *type, bool p
     buf_fmt(&events->out, "\"output_index\":%d", items->count - 1);
     if (!part) return true;
     buf_str(&events->out, ",\"item_id\":");
-    write_id(&events->out, events->answer, items);
+    responses_write_id(&events->out, events->answer, items);
     if (items->kind != OAI_ITEM_CALL) buf_str(&events->out, ",\"content_index\":0");
     return true;
 }
@@ -349,29 +349,30 @@ static const struct {
                        "response.function_call_arguments.done", "arguments"},
 };
 
-static void begin_item(void *to, const struct oai_items *items) {
+static void responses_begin_item(void *to, const struct oai_items *items) {
     struct oai_events *events = to;
     if (begin_item_event(events, "response.output_item.added", false)) {
         buf_str(&events->out, ",\"item\":");
-        write_item(&events->out, events->answer, items, BEGUN);
-        end_event(events);
+        responses_write_item(&events->out, events->answer, items, BEGUN);
+        responses_end_event(events);
     }
     if (items->kind == OAI_ITEM_CALL) return;
     if (!begin_item_event(events, "response.content_part.added", true)) return;
     buf_str(&events->out, ",\"part\":");
-    write_part(&events->out, events->answer, items, NULL);
-    end_event(events);
+    responses_write_part(&events->out, events->answer, items, NULL);
+    responses_end_event(events);
 }
 
-static void grow_item(void *to, const struct oai_items *items, const char *text, size_t size,
-                      uint32_t begin, uint32_t end) {
+static void responses_grow_item(void *to, const struct oai_items *items, const char *text,
+                                size_t size, uint32_t begin, uint32_t end) {
     struct oai_events *events = to;
     if (is_custom(events->answer, items)) return; /* the input is known when the call is whole */
     if (!begin_item_event(events, types[items->kind].more, true)) return;
     buf_str(&events->out, ",\"delta\":");
     json_write_str(&events->out, text, size);
-    if (items->kind == OAI_ITEM_TEXT) write_scores(&events->out, events->answer, begin, end);
-    end_event(events);
+    if (items->kind == OAI_ITEM_TEXT)
+        responses_write_scores(&events->out, events->answer, begin, end);
+    responses_end_event(events);
 }
 
 /* Writes the whole input of a custom tool: as one piece, then as the end. */
@@ -382,7 +383,7 @@ static void end_custom(struct oai_events *events, const struct oai_items *items)
         if (!begin_item_event(events, pieces[i][0], true)) continue;
         buf_fmt(&events->out, ",\"%s\":", pieces[i][1]);
         write_input(&events->out, &items->text);
-        end_event(events);
+        responses_end_event(events);
     }
 }
 
@@ -392,12 +393,12 @@ static void end_text(struct oai_events *events, const struct oai_items *items) {
     if (!begin_item_event(events, types[items->kind].done, true)) return;
     buf_fmt(out, ",\"%s\":", types[items->kind].text);
     oai_write_text(out, &items->text);
-    if (items->kind == OAI_ITEM_TEXT) write_scores(out, answer, items->begin, items->end);
+    if (items->kind == OAI_ITEM_TEXT) responses_write_scores(out, answer, items->begin, items->end);
     if (items->kind == OAI_ITEM_CALL) write_name(out, answer, items);
-    end_event(events);
+    responses_end_event(events);
 }
 
-static void end_item(void *to, const struct oai_items *items) {
+static void responses_end_item(void *to, const struct oai_items *items) {
     struct oai_events *events = to;
     const struct oai_answer *answer = events->answer;
     struct buf *out = &events->out;
@@ -408,19 +409,20 @@ static void end_item(void *to, const struct oai_items *items) {
     if (items->kind != OAI_ITEM_CALL &&
         begin_item_event(events, "response.content_part.done", true)) {
         buf_str(out, ",\"part\":");
-        write_part(out, answer, items, &items->text);
-        end_event(events);
+        responses_write_part(out, answer, items, &items->text);
+        responses_end_event(events);
     }
     if (!begin_item_event(events, "response.output_item.done", false)) return;
     buf_str(out, ",\"item\":");
-    write_item(out, answer, items, end_of(answer, items));
-    end_event(events);
+    responses_write_item(out, answer, items, end_of(answer, items));
+    responses_end_event(events);
 }
 
 /* Begins the stream. In the background its first events come at once, so that the client knows the
  * id, and the third one when the answer begins. */
-static void open_stream(struct oai_events *events) {
-    static const struct oai_item_writer writer = {begin_item, grow_item, end_item};
+static void responses_open_stream(struct oai_events *events) {
+    static const struct oai_item_writer writer = {responses_begin_item, responses_grow_item,
+                                                  responses_end_item};
     oai_items_open(&events->items, &writer, events);
     if (!events->answer->request->background) return;
     write_state(events, "response.created", QUEUED, NULL);
@@ -428,7 +430,7 @@ static void open_stream(struct oai_events *events) {
 }
 
 /* Writes the events before the answer, unless they are written. */
-static void announce(struct oai_events *events) {
+static void responses_announce(struct oai_events *events) {
     const bool background = events->answer->request->background;
     if (events->sequence > (background ? 2 : 0)) return;
     if (!background) write_state(events, "response.created", IN_PROGRESS, NULL);
@@ -436,28 +438,30 @@ static void announce(struct oai_events *events) {
 }
 
 /* Writes progress in the form of llama.cpp's server. */
-static void write_progress(struct oai_events *events) {
-    announce(events);
+static void responses_write_progress(struct oai_events *events) {
+    responses_announce(events);
     if (!begin_response_event(events, "response.in_progress")) return;
     buf_str(&events->out, "\"response\":");
     write_response(&events->out, events->answer, IN_PROGRESS, NULL);
     buf_char(&events->out, ',');
     buf_add(&events->out, events->note.data, events->note.size);
-    end_event(events);
+    responses_end_event(events);
 }
 
-static void begin_choice(struct oai_events *events, int index, struct oai_offset *offset) {
+static void responses_begin_choice(struct oai_events *events, int index,
+                                   struct oai_offset *offset) {
     (void)index, (void)offset;
-    announce(events);
+    responses_announce(events);
 }
 
-static void finish_choice(struct oai_events *events, const struct oai_delta *rest, bool called) {
+static void responses_finish_choice(struct oai_events *events, const struct oai_delta *rest,
+                                    bool called) {
     (void)rest, (void)called;
     oai_items_end(&events->items);
 }
 
-static void end_stream(struct oai_events *events, const struct oai_error *error) {
-    announce(events);
+static void responses_end_stream(struct oai_events *events, const struct oai_error *error) {
+    responses_announce(events);
     if (events->answer->cancelled) /* OpenAI's streams have no event of this name */
         write_state(events, "response.failed", CANCELLED, NULL);
     else if (error)
@@ -470,13 +474,13 @@ static void end_stream(struct oai_events *events, const struct oai_error *error)
 
 const struct oai_form oai_response_form = {
     .id_prefix = "resp_",
-    .answer = write_answer,
+    .answer = responses_write_answer,
     .keep = keep,
     .unfinished = write_unfinished,
-    .open = open_stream,
-    .progress = write_progress,
-    .begin = begin_choice,
+    .open = responses_open_stream,
+    .progress = responses_write_progress,
+    .begin = responses_begin_choice,
     .delta = oai_items_delta,
-    .finish = finish_choice,
-    .end = end_stream,
+    .finish = responses_finish_choice,
+    .end = responses_end_stream,
 };

@@ -171,7 +171,8 @@ struct biases {
     int count;
 };
 
-static int add_bias(const struct oai_reader *r, struct biases *biases, int32_t token, float bias) {
+static int sampling_add_bias(const struct oai_reader *r, struct biases *biases, int32_t token,
+                             float bias) {
     if (biases->count == OAI_BIAS_MAX)
         return oai_invalid(r, "logit_bias", "expected at most %d entries", OAI_BIAS_MAX);
     biases->at[biases->count++] = (struct engine_bias){token, bias};
@@ -189,7 +190,7 @@ static int add_text_bias(const struct oai_reader *r, struct biases *biases, cons
     if (engine_tokenize(r->rules->engine, text, size, false, true, r->arena, &ids, &fault))
         return oai_refuse_fault(r->error, &fault);
     for (size_t i = 0; i < ids.count; i++)
-        if (add_bias(r, biases, ids.ids[i], bias)) return -1;
+        if (sampling_add_bias(r, biases, ids.ids[i], bias)) return -1;
     return 0;
 }
 
@@ -218,7 +219,7 @@ static int read_bias_member(const struct oai_reader *r, const cJSON *node, struc
         return oai_invalid(r, field, "the key must be a token id below %d, the vocabulary's size",
                            r->rules->info->vocab);
     if (read_bias_value(r, node, field, &bias)) return -1;
-    return is_number ? add_bias(r, biases, (int32_t)id, bias)
+    return is_number ? sampling_add_bias(r, biases, (int32_t)id, bias)
                      : add_text_bias(r, biases, node->string, bias);
 }
 
@@ -237,7 +238,7 @@ static int read_bias_pair(const struct oai_reader *r, const cJSON *node, int i,
     if (json_node_int(node->child, 0, r->rules->info->vocab - 1, &id))
         return oai_invalid(r, field, "the token must be a text, or an id from 0 to %d",
                            r->rules->info->vocab - 1);
-    return add_bias(r, biases, (int32_t)id, bias);
+    return sampling_add_bias(r, biases, (int32_t)id, bias);
 }
 
 /* Reads OpenAI's object, or llama.cpp's list. */
@@ -483,7 +484,7 @@ int oai_read_truncation(struct oai_reader *r) {
 }
 
 /* Reads what the answer shows, and how a prompt that is too long is shortened. */
-static int read_shape(struct oai_reader *r) {
+static int sampling_read_shape(struct oai_reader *r) {
     struct oai_request *out = r->out;
     return oai_read_truncation(r) ||
                    oai_get_bool(r, NULL, r->body, "return_token_ids", &out->return_token_ids) ||
@@ -525,7 +526,8 @@ int oai_read_sampling(struct oai_reader *r) {
     return read_choice_count(r) || read_numbers(r) || read_dry(r) || read_xtc(r) || read_loops(r) ||
                    read_samplers(r) || read_seed(r) || read_speculate(r) || read_think_budget(r) ||
                    read_think_share(r) || read_bias(r) || read_stop(r) || read_stop_ids(r) ||
-                   read_logprobs(r) || read_max_tokens(r) || read_shape(r) || read_stream(r)
+                   read_logprobs(r) || read_max_tokens(r) || sampling_read_shape(r) ||
+                   read_stream(r)
                ? -1
                : 0;
 }

@@ -22,7 +22,7 @@ static const struct item_type types[] = {
     {"custom_tool_call_output", {"call_id", "output"}},
 };
 
-static bool is_word(const cJSON *node, const char *word) {
+static bool stored_is_word(const cJSON *node, const char *word) {
     return cJSON_IsString(node) && strcmp(node->valuestring, word) == 0;
 }
 
@@ -41,7 +41,7 @@ bool oai_item_is_foreign(const cJSON *item) {
         "tool_search_output",      "web_search_call",
     };
     for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++)
-        if (is_word(json_get(item, "type"), foreign[i])) return true;
+        if (stored_is_word(json_get(item, "type"), foreign[i])) return true;
     return false;
 }
 
@@ -62,9 +62,9 @@ static void write_text_part(struct buf *out, const char *type, const cJSON *text
 
 /* Writes a part as `type`. For a part that is not text, the text is stored that replaced it in the
  * prompt. */
-static void write_part(struct buf *out, const char *type, const cJSON *part) {
+static void stored_write_part(struct buf *out, const char *type, const cJSON *part) {
     const cJSON *own = json_get(part, "type"), *text = json_get(part, "text");
-    if (is_word(own, "refusal")) {
+    if (stored_is_word(own, "refusal")) {
         buf_str(out, "{\"type\":\"refusal\",\"refusal\":");
         json_write_node(out, json_get(part, "refusal"));
         buf_char(out, '}');
@@ -80,7 +80,7 @@ static void write_part(struct buf *out, const char *type, const cJSON *part) {
 /* Returns the type of an item's parts. */
 static const char *part_type(const cJSON *item, const struct item_type *type) {
     if (strcmp(type->type, "reasoning") == 0) return "reasoning_text";
-    return is_word(json_get(item, "role"), "assistant") ? "output_text" : "input_text";
+    return stored_is_word(json_get(item, "role"), "assistant") ? "output_text" : "input_text";
 }
 
 /* Writes a string, or an array of parts of type `as`. Clients expect that the content of a stored
@@ -96,12 +96,12 @@ static void write_value(struct buf *out, const cJSON *value, const char *as) {
     if (cJSON_IsString(value)) write_text_part(out, as, value);
     cJSON_ArrayForEach(part, value) {
         if (part != value->child) buf_char(out, ',');
-        write_part(out, as, part);
+        stored_write_part(out, as, part);
     }
     buf_char(out, ']');
 }
 
-static void write_id(struct buf *out, const cJSON *item, int place) {
+static void stored_write_id(struct buf *out, const cJSON *item, int place) {
     const cJSON *id = json_get(item, "id");
     if (cJSON_IsString(id) && strlen(id->valuestring) <= OAI_ID_BYTES)
         json_write_node(out, id);
@@ -109,11 +109,11 @@ static void write_id(struct buf *out, const cJSON *item, int place) {
         buf_fmt(out, "\"item_%d\"", place);
 }
 
-static void write_item(struct buf *out, const cJSON *item, const struct item_type *type,
-                       int place) {
-    bool cut = is_word(json_get(item, "status"), "incomplete");
+static void stored_write_item(struct buf *out, const cJSON *item, const struct item_type *type,
+                              int place) {
+    bool cut = stored_is_word(json_get(item, "status"), "incomplete");
     buf_str(out, "{\"id\":");
-    write_id(out, item, place);
+    stored_write_id(out, item, place);
     buf_fmt(out, ",\"type\":\"%s\",\"status\":\"%s\"", type->type,
             cut ? "incomplete" : "completed");
     if (strcmp(type->type, "reasoning") == 0) buf_str(out, ",\"summary\":[]");
@@ -138,7 +138,7 @@ void oai_store_items(struct buf *out, const cJSON *list, int *place) {
         const struct item_type *type = type_of(item);
         if (is_empty_thought(item, type) || oai_item_is_foreign(item)) continue;
         if (out->size) buf_char(out, ',');
-        write_item(out, item, type, (*place)++);
+        stored_write_item(out, item, type, (*place)++);
     }
 }
 

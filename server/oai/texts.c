@@ -55,7 +55,7 @@ static int read_detokenize(struct oai_reader *r) {
 /* --- answers --- */
 
 /* Writes a token's text; a part of a character is written as its bytes. */
-static void write_piece(struct buf *out, const struct engine *engine, int32_t id) {
+static void texts_write_piece(struct buf *out, const struct engine *engine, int32_t id) {
     const char *bytes = "";
     size_t size = engine_token_bytes(engine, id, &bytes);
     buf_fmt(out, "{\"id\":%" PRId32 ",\"piece\":", id);
@@ -77,7 +77,7 @@ static void write_tokens(struct buf *out, const struct oai_rules *rules,
     for (size_t i = 0; i < ids->count; i++) {
         if (i) buf_char(out, ',');
         if (request->with_pieces)
-            write_piece(out, engine, ids->ids[i]);
+            texts_write_piece(out, engine, ids->ids[i]);
         else
             buf_int(out, ids->ids[i]);
     }
@@ -94,8 +94,8 @@ static void write_tokens(struct buf *out, const struct oai_rules *rules,
 }
 
 /* Writes {name: text}, and the text again under a second name if there is one. */
-static void write_text(struct buf *out, const struct engine *engine, const struct engine_ids *ids,
-                       const char *name, const char *second) {
+static void texts_write_text(struct buf *out, const struct engine *engine,
+                             const struct engine_ids *ids, const char *name, const char *second) {
     struct buf text;
     buf_open(&text, out->limit);
     oai_render_token_texts(&text, engine, ids->ids, ids->count);
@@ -112,7 +112,7 @@ static void write_text(struct buf *out, const struct engine *engine, const struc
 static void write_detokenized(struct buf *out, const struct oai_rules *rules,
                               const struct oai_request *request, const struct engine_ids *ids) {
     (void)request;
-    write_text(out, rules->engine, ids, "prompt", "content");
+    texts_write_text(out, rules->engine, ids, "prompt", "content");
 }
 
 void oai_count_answer(struct buf *out, const struct oai_rules *rules,
@@ -126,7 +126,7 @@ void oai_count_answer(struct buf *out, const struct oai_rules *rules,
 static void write_rendered(struct buf *out, const struct oai_rules *rules,
                            const struct oai_request *request, const struct engine_ids *ids) {
     (void)request;
-    write_text(out, rules->engine, ids, "prompt", NULL);
+    texts_write_text(out, rules->engine, ids, "prompt", NULL);
 }
 
 /* --- the rows --- */

@@ -46,7 +46,7 @@ static size_t bytes_at(const struct engine *engine, const struct place *p, const
     return size - p->byte;
 }
 
-static void move(struct place *p, size_t bytes, bool whole) {
+static void tokens_move(struct place *p, size_t bytes, bool whole) {
     p->byte = whole ? 0 : p->byte + bytes;
     p->at += whole;
 }
@@ -59,15 +59,15 @@ static bool step(const struct engine *engine, struct place *a, struct place *b) 
     bool special = engine_token_is_special(engine, a->ids[a->at]);
     if (special || engine_token_is_special(engine, b->ids[b->at])) {
         if (a->byte || b->byte || a->ids[a->at] != b->ids[b->at]) return false;
-        move(a, 0, true);
-        move(b, 0, true);
+        tokens_move(a, 0, true);
+        tokens_move(b, 0, true);
         return true;
     }
     size_t left_size = bytes_at(engine, a, &left), right_size = bytes_at(engine, b, &right);
     size_t size = left_size < right_size ? left_size : right_size;
     if (size && memcmp(left, right, size) != 0) return false;
-    move(a, size, size == left_size);
-    move(b, size, size == right_size);
+    tokens_move(a, size, size == left_size);
+    tokens_move(b, size, size == right_size);
     return true;
 }
 

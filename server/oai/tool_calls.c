@@ -41,7 +41,7 @@ static enum match match_string(struct cursor *c, struct span *out) {
     return MATCH_MORE;
 }
 
-static bool is_word(const struct cursor *c, const struct span *span, const char *word) {
+static bool calls_is_word(const struct cursor *c, const struct span *span, const char *word) {
     size_t size = span->end - span->begin;
     return strlen(word) == size && memcmp(c->text + span->begin, word, size) == 0;
 }
@@ -50,7 +50,7 @@ static bool is_word(const struct cursor *c, const struct span *span, const char 
 static int find_tool(const struct tool_set *tools, const struct cursor *c,
                      const struct span *name) {
     for (int i = 0; i < tools->count; i++)
-        if (is_word(c, name, tools->names[i])) return i;
+        if (calls_is_word(c, name, tools->names[i])) return i;
     return -1;
 }
 
@@ -125,7 +125,7 @@ static enum match skip_object(struct cursor *c) {
 }
 
 /* Moves past the closing quote. */
-static enum match skip_string(struct cursor *c) {
+static enum match calls_skip_string(struct cursor *c) {
     for (; c->at < c->end; c->at++) {
         if (c->text[c->at] == '"') return c->at++, MATCH_YES;
         c->at += c->text[c->at] == '\\';
@@ -136,7 +136,7 @@ static enum match skip_string(struct cursor *c) {
 /* Skips arguments that stand before the name; they are read when the name is known. */
 static enum match skip_arguments(struct cursor *c, const struct head *head) {
     if (head->form == OBJECT) return skip_object(c);
-    return head->form == STRING ? skip_string(c) : MATCH_YES;
+    return head->form == STRING ? calls_skip_string(c) : MATCH_YES;
 }
 
 /* Matches one member, "key": "value" or "arguments": ... */
@@ -145,15 +145,16 @@ static enum match match_member(const struct tool_set *tools, struct cursor *c, s
     enum match match = match_string(c, &key);
     if (match == MATCH_YES) match = match_mark(c, ":");
     if (match != MATCH_YES) return match;
-    if (is_word(c, &key, "arguments") || is_word(c, &key, "parameters")) {
+    if (calls_is_word(c, &key, "arguments") || calls_is_word(c, &key, "parameters")) {
         if (head->form != NO_ARGUMENTS) return MATCH_NO;
-        head->parameters = is_word(c, &key, "parameters");
+        head->parameters = calls_is_word(c, &key, "parameters");
         match = match_arguments(c, head);
         head->whole = match == MATCH_YES && head->name.end;
         return match == MATCH_YES && !head->whole ? skip_arguments(c, head) : match;
     }
     match = match_string(c, &value);
-    if (match != MATCH_YES || !(is_word(c, &key, "name") || is_word(c, &key, "tool_name")))
+    if (match != MATCH_YES ||
+        !(calls_is_word(c, &key, "name") || calls_is_word(c, &key, "tool_name")))
         return match;
     head->name = value;
     head->whole = head->form != NO_ARGUMENTS;
@@ -381,11 +382,11 @@ static bool may_open(const struct tool_reader *r, char byte, bool first, uint32_
 
 /* --- phases --- */
 
-static struct tool_piece more(void) {
+static struct tool_piece calls_more(void) {
     return tool_piece(TOOL_MORE, 0, 0);
 }
 
-static struct tool_piece give(struct tool_reader *r, enum tool_piece_kind kind, size_t end) {
+static struct tool_piece calls_give(struct tool_reader *r, enum tool_piece_kind kind, size_t end) {
     struct tool_piece out = tool_piece(kind, r->at, end);
     r->spoken |= kind == TOOL_TEXT;
     if (kind == TOOL_TEXT) r->fenced = r->listed = r->inside = false;
@@ -393,8 +394,8 @@ static struct tool_piece give(struct tool_reader *r, enum tool_piece_kind kind, 
     return out;
 }
 
-static struct tool_piece begin_call(struct tool_reader *r, const char *text,
-                                    const struct head *head) {
+static struct tool_piece calls_begin_call(struct tool_reader *r, const char *text,
+                                          const struct head *head) {
     int tool = find_tool(r->tools, &(struct cursor){.text = text}, &head->name);
     r->tags =
         (struct tool_tags){.form = r->tools->form,
@@ -415,7 +416,7 @@ static struct tool_piece begin_call(struct tool_reader *r, const char *text,
     return tool_piece(TOOL_CALL, head->name.begin, head->name.end);
 }
 
-static void end_call(struct tool_reader *r, size_t at) {
+static void calls_end_call(struct tool_reader *r, size_t at) {
     r->at = at;
     r->spoken = false;
     r->depth = 0;
@@ -451,14 +452,14 @@ static struct tool_piece next_in_text(struct tool_reader *r, const char *text, s
         enum match match = match_opening(r, &c, first, depth, &head);
         if (match == MATCH_MORE && last && first && is_separator(r, text, end)) {
             r->at = end;
-            return more();
+            return calls_more();
         }
         if (match == MATCH_NO || (match == MATCH_MORE && last)) continue;
-        if (match == MATCH_YES && at == r->at) return begin_call(r, text, &head);
+        if (match == MATCH_YES && at == r->at) return calls_begin_call(r, text, &head);
         break;
     }
     r->depth = depth;
-    return at > r->at ? give(r, TOOL_TEXT, at) : more();
+    return at > r->at ? calls_give(r, TOOL_TEXT, at) : calls_more();
 }
 
 static struct tool_piece next_in_arguments(struct tool_reader *r, const char *text, size_t end) {
@@ -472,7 +473,7 @@ static struct tool_piece next_in_arguments(struct tool_reader *r, const char *te
         end = step == TOOL_JSON_DONE ? at + 1 : at;
         break;
     }
-    return end > r->at ? give(r, TOOL_ARGUMENTS, end) : more();
+    return end > r->at ? calls_give(r, TOOL_ARGUMENTS, end) : calls_more();
 }
 
 static struct tool_piece next_in_tail(struct tool_reader *r, const char *text, size_t end,
@@ -511,7 +512,7 @@ static struct tool_piece next_in_rest(struct tool_reader *r, const char *text, s
         return next_in_tail(r, text, end, last);
     }
     if (!closed) at = end;
-    return at > r->at ? give(r, TOOL_ARGUMENTS, at) : more();
+    return at > r->at ? calls_give(r, TOOL_ARGUMENTS, at) : calls_more();
 }
 
 /* Reads the end of a list of calls, if it is there. */
@@ -520,8 +521,8 @@ static struct tool_piece next_in_list(struct tool_reader *r, const char *text, s
     while (r->at < end &&
            (tool_json_blank(text[r->at]) || text[r->at] == '}' || text[r->at] == ']'))
         r->at++;
-    if (r->at == end) return more();
-    end_call(r, r->at);
+    if (r->at == end) return calls_more();
+    calls_end_call(r, r->at);
     return next_in_text(r, text, end, last);
 }
 
@@ -577,17 +578,17 @@ static struct tool_piece next_in_tail(struct tool_reader *r, const char *text, s
     }
     if (left == MATCH_MORE) {
         if (last) r->at = end;
-        return more();
+        return calls_more();
     }
     if (left == MATCH_YES) {
-        end_call(r, r->at);
+        calls_end_call(r, r->at);
         return next_in_text(r, text, end, last);
     }
     if (skip_closes(r, text, end) == MATCH_MORE) {
         if (last) r->at = end;
-        return more();
+        return calls_more();
     }
-    end_call(r, r->at);
+    calls_end_call(r, r->at);
     return next_in_text(r, text, end, last);
 }
 
@@ -601,13 +602,13 @@ static struct tool_piece next_in_members(struct tool_reader *r, const char *text
     while (at < most && step == TOOL_JSON_MORE) step = tool_json_step(&json, text[at++]);
     if (step == TOOL_JSON_MORE && at - r->at < TOOL_HELD_MAX) {
         if (last) r->at = end;
-        return more();
+        return calls_more();
     }
     r->phase = TOOL_IN_TAIL;
     if (step != TOOL_JSON_DONE) return next_in_tail(r, text, end, last);
     r->at = at;
     if (r->tools->form->shape != TOOL_SHAPE_BARE) return next_in_tail(r, text, end, last);
-    end_call(r, at);
+    calls_end_call(r, at);
     return next_in_text(r, text, end, last);
 }
 
@@ -672,8 +673,8 @@ static bool is_plain_escape(const char *text, size_t at, size_t end) {
 
 /* Returns arguments that are written as a string, decoded. Escaped quotes, which nearly every
  * string has, are returned as parts of the text itself. */
-static struct tool_piece next_in_string(struct tool_reader *r, const char *text, size_t end,
-                                        bool last) {
+static struct tool_piece calls_next_in_string(struct tool_reader *r, const char *text, size_t end,
+                                              bool last) {
     size_t begin = r->at;
     if (begin < end && is_plain_escape(text, begin, end)) begin++;
     size_t at = begin + (begin > r->at);
@@ -682,7 +683,7 @@ static struct tool_piece next_in_string(struct tool_reader *r, const char *text,
         r->at = at;
         return tool_piece(TOOL_ARGUMENTS, begin, at);
     }
-    if (at == end) return more();
+    if (at == end) return calls_more();
     if (text[at] == '"') {
         r->at = at + 1;
         r->phase = TOOL_IN_MEMBERS;
@@ -690,7 +691,7 @@ static struct tool_piece next_in_string(struct tool_reader *r, const char *text,
     }
     struct cursor c = {text, at, end};
     struct tool_piece out = tool_piece(TOOL_ARGUMENTS, at, at);
-    if (decode_escape(&c, last, &out) == MATCH_MORE) return more();
+    if (decode_escape(&c, last, &out) == MATCH_MORE) return calls_more();
     r->at = out.end = c.at;
     return out;
 }
@@ -714,7 +715,7 @@ static struct tool_piece next_in_notation(struct tool_reader *r, const char *tex
         return piece;
     case TOOL_LITERAL_MORE:
         if (last) r->at = end;
-        return more();
+        return calls_more();
     case TOOL_LITERAL_BAD:
         r->phase = TOOL_IN_REST;
         return next_in_rest(r, text, end, last);
@@ -725,8 +726,8 @@ static struct tool_piece next_in_notation(struct tool_reader *r, const char *tex
     return next_in_tail(r, text, end, last);
 }
 
-static struct tool_piece next_piece(struct tool_reader *r, const char *text, size_t end,
-                                    bool last) {
+static struct tool_piece calls_next_piece(struct tool_reader *r, const char *text, size_t end,
+                                          bool last) {
     struct tool_piece out;
     switch (r->phase) {
     case TOOL_IN_ARGUMENTS:
@@ -734,7 +735,7 @@ static struct tool_piece next_piece(struct tool_reader *r, const char *text, siz
         if (out.kind != TOOL_MORE || r->phase != TOOL_IN_REST) return out;
         return next_in_rest(r, text, end, last);
     case TOOL_IN_STRING:
-        return next_in_string(r, text, end, last);
+        return calls_next_in_string(r, text, end, last);
     case TOOL_IN_REST:
         return next_in_rest(r, text, end, last);
     case TOOL_IN_TAGS:
@@ -756,14 +757,14 @@ static struct tool_piece next_piece(struct tool_reader *r, const char *text, siz
 
 struct tool_piece tool_reader_next(struct tool_reader *r, const char *text, size_t end, bool last) {
     for (;;) {
-        struct tool_piece out = next_piece(r, text, end, last);
+        struct tool_piece out = calls_next_piece(r, text, end, last);
         bool left_out = !r->tools->parallel && r->calls > 1;
         if (!left_out || out.kind == TOOL_MORE || out.kind == TOOL_TEXT) return out;
     }
 }
 
 void tool_reader_resume(struct tool_reader *r, size_t at) {
-    end_call(r, at);
+    calls_end_call(r, at);
 }
 
 bool tool_reader_call(struct tool_reader *r, size_t at) {

@@ -7,12 +7,12 @@
 #include "engine/engine.h"
 #include "server/oai/tool_match.h"
 
-static struct tool_piece more(void) {
+static struct tool_piece tags_more(void) {
     return tool_piece(TOOL_MORE, 0, 0);
 }
 
 /* Returns the text up to `end` as it is. */
-static struct tool_piece take(size_t *at, size_t end) {
+static struct tool_piece tags_take(size_t *at, size_t end) {
     struct tool_piece piece = tool_piece(TOOL_ARGUMENTS, *at, end);
     *at = end;
     return piece;
@@ -20,7 +20,7 @@ static struct tool_piece take(size_t *at, size_t end) {
 
 /* Returns the text up to `end` with another meaning of at most 8 bytes. */
 static struct tool_piece take_as(size_t *at, size_t end, const char *meaning) {
-    struct tool_piece piece = take(at, end);
+    struct tool_piece piece = tags_take(at, end);
     piece.decoded_size = (uint8_t)strlen(meaning);
     memcpy(piece.decoded, meaning, piece.decoded_size);
     return piece;
@@ -106,7 +106,7 @@ static struct tool_piece next_between(struct tool_tags *t, const char *text, siz
         if (opens == MATCH_YES && in_list(t)) {
             struct cursor name = parameter;
             enum match named = match_name(t, &name);
-            if (named == MATCH_MORE && !last) return more();
+            if (named == MATCH_MORE && !last) return tags_more();
             if (named != MATCH_YES) continue;
             t->name_begin = parameter.at;
             t->name_end = name.at;
@@ -123,7 +123,7 @@ static struct tool_piece next_between(struct tool_tags *t, const char *text, siz
             return take_as(at, parameter.at, first ? "{\"" : ", \"");
         }
         /* the end of the call may begin as a tag does */
-        if (opens == MATCH_MORE && !last) return more();
+        if (opens == MATCH_MORE && !last) return tags_more();
         if (closes == MATCH_YES && t->depth > 0) {
             struct tool_piece piece = take_as(at, call.at, in_list(t) ? "]" : "}");
             t->depth--;
@@ -136,14 +136,14 @@ static struct tool_piece next_between(struct tool_tags *t, const char *text, siz
             *at = call.at;
             return tool_piece(TOOL_BARE, call.at, call.at);
         }
-        if (closes == MATCH_MORE && !last) return more();
+        if (closes == MATCH_MORE && !last) return tags_more();
     }
-    return more();
+    return tags_more();
 }
 
 /* ---- Text as a JSON string ---- */
 
-static bool is_plain(char byte) {
+static bool tags_is_plain(char byte) {
     return (unsigned char)byte >= 0x20 && byte != '"' && byte != '\\' && byte != 0x7F;
 }
 
@@ -163,19 +163,19 @@ static struct tool_piece next_in_name(struct tool_tags *t, const char *text, siz
     const char *named = t->form->tags->named;
     size_t to = *at;
     enum match match = MATCH_NO;
-    for (; to < end && is_plain(text[to]); to++) {
+    for (; to < end && tags_is_plain(text[to]); to++) {
         struct cursor c = {text, to, end};
         match = text[to] == *named ? match_word(&c, named) : MATCH_NO;
         if (match == MATCH_YES || (match == MATCH_MORE && !last)) break;
     }
-    if (to > *at) return take(at, to);
+    if (to > *at) return tags_take(at, to);
     struct cursor c = {text, to, end};
     match = to < end ? match_word(&c, named) : MATCH_MORE;
-    if (match == MATCH_MORE && (to == end || !last)) return more();
+    if (match == MATCH_MORE && (to == end || !last)) return tags_more();
     if (match != MATCH_YES) return take_escaped(text, at);
     t->name_end = to;
     t->place = TOOL_TAGS_OPEN;
-    return more();
+    return tags_more();
 }
 
 /* Matches the end of a value, with the line break before it. */
@@ -192,20 +192,20 @@ static enum match match_string_end(const struct tool_tags *t, struct cursor *c) 
     return t->raw ? match_tag(c, t->form->tags->raw[1]) : match_close(t, c);
 }
 
-static struct tool_piece next_in_string(struct tool_tags *t, const char *text, size_t *at,
-                                        size_t end, bool last) {
+static struct tool_piece tags_next_in_string(struct tool_tags *t, const char *text, size_t *at,
+                                             size_t end, bool last) {
     const char *close = t->raw ? t->form->tags->raw[1] : t->form->tags->close;
     size_t to = *at;
-    for (; to < end && is_plain(text[to]); to++) {
+    for (; to < end && tags_is_plain(text[to]); to++) {
         struct cursor c = {text, to, end};
         enum match match = text[to] == *close ? match_string_end(t, &c) : MATCH_NO;
         if (match == MATCH_YES || (match == MATCH_MORE && !last)) break;
     }
-    if (to > *at) return take(at, to);
-    if (to == end) return more();
+    if (to > *at) return tags_take(at, to);
+    if (to == end) return tags_more();
     struct cursor c = {text, to, end};
     enum match match = match_string_end(t, &c);
-    if (match == MATCH_MORE && !last) return more();
+    if (match == MATCH_MORE && !last) return tags_more();
     if (match != MATCH_YES) return take_escaped(text, at);
     t->place = t->raw ? TOOL_TAGS_CLOSE : TOOL_TAGS_BETWEEN;
     return take_as(at, c.at, "\"");
@@ -250,7 +250,7 @@ static struct tool_piece open_string(struct tool_tags *t, size_t *at, size_t val
 static struct tool_piece open_other(struct tool_tags *t, size_t *at, size_t value) {
     if (!in_list(t)) return take_as(at, value, "\": ");
     *at = value;
-    return more();
+    return tags_more();
 }
 
 static struct tool_piece open_value(struct tool_tags *t, size_t *at, size_t begin, size_t end) {
@@ -276,7 +276,7 @@ static struct tool_piece open_scalar(struct tool_tags *t, const char *text, size
         c.at = to;
         if ((match = match_own_closing(t, &c)) != MATCH_NO) break;
     }
-    if (match != MATCH_YES && to < most && !last) return more();
+    if (match != MATCH_YES && to < most && !last) return tags_more();
     if (match != MATCH_YES) return open_string(t, at, t->value);
     size_t begin = t->value;
     while (begin < to && tool_json_blank(text[begin])) begin++;
@@ -372,13 +372,13 @@ static struct tool_piece open_nested(struct tool_tags *t, const char *text, size
 static struct tool_piece next_open(struct tool_tags *t, const char *text, size_t *at, size_t end,
                                    bool last) {
     struct cursor begin = {text, *at, end};
-    if (match_value(t, text, &begin) == MATCH_MORE && !last) return more();
+    if (match_value(t, text, &begin) == MATCH_MORE && !last) return tags_more();
     struct cursor inner = begin;
     enum match nested = match_nested(t, &inner);
-    if (nested == MATCH_MORE && !last) return more();
+    if (nested == MATCH_MORE && !last) return tags_more();
     if (nested == MATCH_YES) return open_nested(t, text, at, begin.at, inner.at);
     enum match raw = match_raw(t, &begin);
-    if (raw == MATCH_MORE && !last) return more();
+    if (raw == MATCH_MORE && !last) return tags_more();
     size_t value = begin.at;
     t->raw = raw == MATCH_YES;
     t->value = value;
@@ -386,14 +386,14 @@ static struct tool_piece next_open(struct tool_tags *t, const char *text, size_t
     struct cursor c = {text, value, end};
     skip_blank(&c);
     if (c.at - value >= TOOL_TAGS_HELD_MAX) return open_string(t, at, value);
-    if (c.at == end) return last ? open_string(t, at, value) : more();
+    if (c.at == end) return last ? open_string(t, at, value) : tags_more();
     if (!begins_literal(t, text[c.at])) return open_scalar(t, text, at, end, last);
     t->place = TOOL_TAGS_LITERAL;
     t->literal = t->scanned = c.at;
     t->value_end = 0;
     t->no_json = text[c.at] != '{' && text[c.at] != '[';
     t->json = (struct tool_json){0};
-    return more();
+    return tags_more();
 }
 
 /* ---- Literals ---- */
@@ -434,14 +434,14 @@ static struct tool_piece next_in_literal(struct tool_tags *t, const char *text, 
     size_t most = cut ? t->literal + TOOL_TAGS_LITERAL_MAX : end;
     if (!t->no_json) {
         enum match json = match_json(t, text, most);
-        if (json == MATCH_MORE && !cut && !last) return more();
+        if (json == MATCH_MORE && !cut && !last) return tags_more();
         if (json == MATCH_YES || (json == MATCH_MORE && !cut))
             return open_value(t, at, t->literal, t->value_end ? t->value_end : end);
         t->no_json = true;
         t->scanned = t->literal;
     }
     enum match match = match_literal(t, text, most);
-    if (match == MATCH_MORE && !cut && !last) return more();
+    if (match == MATCH_MORE && !cut && !last) return tags_more();
     const char *literal = text + t->literal;
     size_t size = t->value_end - t->literal;
     if (match != MATCH_YES) return open_string(t, at, t->value);
@@ -456,7 +456,7 @@ static struct tool_piece next_in_value(struct tool_tags *t, const char *text, si
     unsigned type;
     const char *word = word_of(text + *at, t->value_end - *at, &type);
     t->place = TOOL_TAGS_CLOSE;
-    return word != NULL ? take_as(at, t->value_end, word) : take(at, t->value_end);
+    return word != NULL ? take_as(at, t->value_end, word) : tags_take(at, t->value_end);
 }
 
 static struct tool_piece next_in_python(struct tool_tags *t, const char *text, size_t *at) {
@@ -464,7 +464,7 @@ static struct tool_piece next_in_python(struct tool_tags *t, const char *text, s
     if (tool_literal_next(&t->python, text, at, t->value_end, &piece) == TOOL_LITERAL_PIECE)
         return piece;
     t->place = TOOL_TAGS_CLOSE;
-    return more();
+    return tags_more();
 }
 
 /* Reads up to the end of a value's tag. */
@@ -476,14 +476,14 @@ static struct tool_piece next_to_close(struct tool_tags *t, const char *text, si
         if (match == MATCH_NO || (match == MATCH_MORE && last)) continue;
         if (match == MATCH_YES) t->place = TOOL_TAGS_BETWEEN;
         *at = match == MATCH_YES ? c.at : to;
-        return more();
+        return tags_more();
     }
     *at = end;
-    return more();
+    return tags_more();
 }
 
-static struct tool_piece next_piece(struct tool_tags *t, const char *text, size_t *at, size_t end,
-                                    bool last) {
+static struct tool_piece tags_next_piece(struct tool_tags *t, const char *text, size_t *at,
+                                         size_t end, bool last) {
     switch (t->place) {
     case TOOL_TAGS_BETWEEN:
         return next_between(t, text, at, end, last);
@@ -492,7 +492,7 @@ static struct tool_piece next_piece(struct tool_tags *t, const char *text, size_
     case TOOL_TAGS_OPEN:
         return next_open(t, text, at, end, last);
     case TOOL_TAGS_STRING:
-        return next_in_string(t, text, at, end, last);
+        return tags_next_in_string(t, text, at, end, last);
     case TOOL_TAGS_LITERAL:
         return next_in_literal(t, text, at, end, last);
     case TOOL_TAGS_VALUE:
@@ -504,14 +504,14 @@ static struct tool_piece next_piece(struct tool_tags *t, const char *text, size_
     case TOOL_TAGS_OVER:
         break;
     }
-    return more();
+    return tags_more();
 }
 
 struct tool_piece tool_tags_next(struct tool_tags *t, const char *text, size_t *at, size_t end,
                                  bool last) {
     for (;;) {
         int place = (int)t->place;
-        struct tool_piece piece = next_piece(t, text, at, end, last);
+        struct tool_piece piece = tags_next_piece(t, text, at, end, last);
         if (piece.kind != TOOL_MORE || place == (int)t->place) return piece;
     }
 }

@@ -11,7 +11,7 @@
 
 #define HASH_BYTES (BASE64_ENCODE_RAW_LENGTH(SHA256_BYTES) + 1)
 
-static const char *find(const char *text, const char *part) {
+static const char *page_find(const char *text, const char *part) {
     const char *at = memmem(text, page_size - (size_t)(text - page_text), part, strlen(part));
     CHECK(at);
     return at;
@@ -20,8 +20,8 @@ static const char *find(const char *text, const char *part) {
 /* Writes the hash of the text between the two tags, in the form that a policy has. */
 static void hash_element(const char *open, const char *close, char out[HASH_BYTES]) {
     uint8_t digest[SHA256_BYTES];
-    const char *begin = find(page_text, open) + strlen(open);
-    sha256(begin, (size_t)(find(begin, close) - begin), digest);
+    const char *begin = page_find(page_text, open) + strlen(open);
+    sha256(begin, (size_t)(page_find(begin, close) - begin), digest);
     base64_encode_raw(out, sizeof digest, digest);
     out[HASH_BYTES - 1] = '\0';
 }
