@@ -361,7 +361,8 @@ struct sides_of {
     char *whole, *part;
 };
 
-/* Copies `rows` rows, of which a part holds `own` of `all` bytes, and goes on behind them. */
+/* Copies `rows` rows between the whole, which has `all` bytes of each, and a part, which has `own`.
+ * Both places then point behind these rows. */
 static void copy_part(struct sides_of *at, size_t rows, size_t all, size_t own, int place,
                       bool join) {
     char *there = at->whole + (size_t)place * own, *here = at->part;

@@ -107,7 +107,7 @@ static int refuse_mamba(const cJSON *root, struct fault *fault) {
                      "a limit of steps is not supported");
 }
 
-/* transformers, the Mamba-2 layers of GraniteMoeHybrid, FalconH1 and NemotronH. */
+/* Reads the Mamba-2 layers of transformers' GraniteMoeHybrid, FalconH1 and NemotronH. */
 static int read_mamba(const cJSON *root, const struct family *family, struct model_config *out,
                       struct fault *fault) {
     static const struct {

@@ -115,8 +115,8 @@ void state_lease_keep(struct state_lease *lease) {
     (void)futimens(lease->file, NULL); /* the next renewal tells of a failure */
 }
 
-/* Asks the file system, because a daemon that began since the others were looked at makes its lease
- * first. */
+/* Asks the file system for the lease itself: a daemon that began after the last look at all leases
+ * made its own before it wrote anything. */
 bool state_lease_lives(const struct state_lease *lease, uint64_t number) {
     char name[NAME_BYTES];
     struct stat st;

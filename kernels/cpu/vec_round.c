@@ -348,8 +348,9 @@ static inline int shift_of(const struct unit *leaf, uint32_t need) {
     return !is_finite(need) ? 0 : apart > SHIFTS ? SHIFTS : apart;
 }
 
-/* Describes a block of codes or a rest; `sum` and `second`: of its codes, with halves of each
- * half's. `finite`: otherwise it gives NaN. */
+/* Describes a block of codes, or a rest. `sum`: the sum of its codes; where halves have scales of
+ * their own, `sum` and `second` are the sums of the halves. If it is not `finite`, products with it
+ * are NaN. */
 static void vec_round_describe(const struct rounding *row, struct cpu_x_block *block, float unit,
                                int shift, int32_t sum, int32_t second, bool finite) {
     const float power = power_of_two(-shift), back = MAGIC * power;
