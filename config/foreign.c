@@ -17,7 +17,7 @@
 #define IN_CONFIG_JSON "change rope_scaling in the model's config.json"
 #define ALWAYS         "keepd always does so"
 #define NO_SAMPLER     "leave it out: keepd has no such sampler"
-#define NO_ADAPTERS    "merge the adapter into the model: keepd loads no adapters"
+#define NO_VECTORS     "merge the vector into the model: keepd loads none"
 #define NO_IMAGES      "leave it out: keepd reads no images"
 #define EMBEDDINGS     "leave it out: /v1/embeddings and /v1/rerank need no option"
 #define ALL_TASKS      "each route is served that the model has"
@@ -51,7 +51,8 @@ static const struct foreign rows[] = {
     SAME("--chat-template-file", "chat-template"),
     INSTEAD("--chat-template-kwargs", IN_REQUESTS), INSTEAD("--default-chat-template-kwargs", IN_REQUESTS),
     NOTHING("--jinja", FLAG, ALWAYS), NOTHING("--no-jinja", FLAG, "there is one template engine"), NOTHING("--special", FLAG, "requests say it: skip_special_tokens"),
-    INSTEAD("--enable-lora", NO_ADAPTERS), INSTEAD("--lora*", NO_ADAPTERS), INSTEAD("--max-lora*", NO_ADAPTERS), INSTEAD("--control-vector*", NO_ADAPTERS),
+    SAME("--lora-modules", "lora"), SAME("--lora-paths", "lora"), NOTHING("--enable-lora", FLAG, "--lora turns them on"), NOTHING("--max-lora-rank", ONE, "adapters of ranks up to 512 are served"), NOTHING("--max-cpu-loras", ONE, "--max-loras bounds them"), NOTHING("--fully-sharded-loras", FLAG, ALWAYS),
+    INSTEAD("--lora-scaled", "use --lora; a request cannot scale an adapter"), INSTEAD("--control-vector*", NO_VECTORS),
     INSTEAD("-mm", NO_IMAGES), INSTEAD("--mmproj*", NO_IMAGES), INSTEAD("-mmu", NO_IMAGES), INSTEAD("--image-*", NO_IMAGES), INSTEAD("--enable-multimodal", NO_IMAGES),
     NOTHING("--no-mmproj", FLAG, "keepd reads no images"), NOTHING("--limit-mm-per-prompt", ONE, "keepd reads no images"), NOTHING("--language-model-only", FLAG, "keepd reads no images"),
     INSTEAD("--embedding*", EMBEDDINGS), INSTEAD("--rerank*", EMBEDDINGS), INSTEAD("--is-embedding", EMBEDDINGS),

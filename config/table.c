@@ -52,6 +52,17 @@ const struct option config_options[] = {
      "Directory of gates that were fitted on this machine, by digests of their models. Default: "
      "gates in $CACHE_DIRECTORY (systemd), else keepd/gates in $XDG_CACHE_HOME or ~/.cache. Empty: "
      "none."},
+    {"lora", LIST, AT(model.adapters), 1, 0, NULL, "NAME=PATH", 0,
+     "LoRA adapter of the model: a directory as PEFT writes it, or a GGUF file. Requests name it as "
+     "their model, by NAME or by MODEL:NAME. May be given several times; with several models, in the section of one of them."},
+    {"lora-dir", TEXT, AT(engine.adapter_dir), 1, 0, NULL, "DIR", 0,
+     "Folder from which POST /v1/load_lora_adapter may load adapters while keepd runs. Unset: "
+     "adapters are loaded and unloaded by no request."},
+    {"max-loras", INT, AT(engine.max_adapters), 1, 64, "16", "N", 0,
+     "Maximum number of adapters that are loaded at the same time."},
+    {"lora-memory", BYTES, AT(engine.adapter_bytes), 1, INT64_MAX, "1G", "BYTES", 0,
+     "Memory that the numbers of all loaded adapters may take together, on each replica: 4 bytes "
+     "for each."},
     {"max-model-len", INT, AT(engine.max_model_len), 0, MANY, "0", "N", 0,
      "Positions that prompt and answer may use together, in tokens; --kv-overflow says what happens "
      "to longer texts. 0: the model's own limit."},

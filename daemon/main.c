@@ -69,6 +69,8 @@ static struct engine_options engine_options(const struct config *config, struct 
     if (arg->model[0]) options.model_dir = arg->model;
     if (arg->draft_model[0]) options.draft_model = arg->draft_model;
     options.sampling = &config->sampling;
+    options.adapters = config->model.adapters.items;
+    options.adapter_count = config->model.adapters.count;
     options.progress = on_load_progress;
     options.wake = on_engine_wake;
     options.arg = arg;

@@ -5,6 +5,9 @@
  * computation, text.c the text. */
 #include "engine/engine.h"
 
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/check.h"
@@ -45,6 +48,7 @@ void engine_close(struct engine *e) {
     if (e->constraints.vocabulary.token_bytes) constraint_table_stop(&e->constraints);
     for (int i = e->replica_count - 1; i >= 0; i--) replica_close(&e->replicas[i]);
     if (e->constraints.vocabulary.token_bytes) constraint_table_close(&e->constraints);
+    adapters_close(&e->adapters);
     text_close(&e->text);
     mem_free(e->layer_heads);
     mem_free(e->replicas);
@@ -328,6 +332,68 @@ int engine_constraint_open(struct engine *e, const struct constrain_part *part,
 
 void engine_constraint_close(struct engine *e, struct engine_constraint *constraint) {
     constraint_close(&e->constraints, constraint);
+}
+
+/* ---- Adapters ---- */
+
+static void wake_replicas(struct engine *e) {
+    for (int i = 0; i < e->replica_count; i++) replica_wake(&e->replicas[i]);
+}
+
+bool engine_adapter_take(struct engine *e, const char *name, struct engine_adapter *out) {
+    return adapters_find(&e->adapters, name, out);
+}
+
+void engine_adapter_leave(struct engine *e, int32_t number) {
+    adapters_leave(&e->adapters, number);
+    wake_replicas(e);
+}
+
+/* Finds the file or directory, which lies in the folder for adapters. `found` has PATH_MAX bytes.
+ */
+static int find_adapter_path(const struct engine *e, const char *path, char *found,
+                             struct fault *fault) {
+    const char *folder = e->options.adapter_dir;
+    char whole[PATH_MAX], joined[PATH_MAX];
+    if (!folder || !*folder)
+        return fault_set(fault, ERR_UNSUPPORTED, "lora_path",
+                         "no adapters may be loaded while this server runs (--lora-dir)");
+    const int n = path[0] == '/' ? snprintf(joined, sizeof joined, "%s", path)
+                                 : snprintf(joined, sizeof joined, "%s/%s", folder, path);
+    if (n < 0 || (size_t)n >= sizeof joined)
+        return fault_set(fault, ERR_INVALID, "lora_path", "the path is too long");
+    const bool there = realpath(folder, whole) && realpath(joined, found);
+    const size_t size = there ? strlen(whole) : 0;
+    if (there && strncmp(found, whole, size) == 0 && found[size] == '/') return 0;
+    return fault_set(fault, ERR_INVALID, "lora_path",
+                     "'%.200s' is not in the folder for adapters (--lora-dir)", path);
+}
+
+int engine_adapter_load(struct engine *e, const char *name, const char *path, struct fault *fault) {
+    char found[PATH_MAX];
+    int number;
+    int rc = find_adapter_path(e, path, found, fault);
+    for (int i = 0; i < e->replica_count && !rc; i++)
+        if (!replica_runs(&e->replicas[i]))
+            rc = fault_set(fault, ERR_STOPPED, "", "%s", err_text(ERR_STOPPED));
+    if (!rc)
+        rc = adapters_read(&e->adapters, model_config(e->replicas[0].model), name, found, &number,
+                           fault);
+    if (rc) return rc;
+    wake_replicas(e);
+    rc = adapters_wait(&e->adapters, number, e->replica_count, fault);
+    if (rc) wake_replicas(e); /* those that have it remove it */
+    return rc;
+}
+
+int engine_adapter_unload(struct engine *e, const char *name) {
+    if (!adapters_remove(&e->adapters, name)) return ERR_NOTFOUND;
+    wake_replicas(e);
+    return 0;
+}
+
+int engine_adapters(struct engine *e, struct engine_adapter_row *rows, int max) {
+    return adapters_list(&e->adapters, rows, max);
 }
 
 /* ---- Observation ---- */

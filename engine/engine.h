@@ -164,6 +164,13 @@ struct engine_options {
      * predicts further tokens, if they have one; ENGINE_DRAFT_NONE = nothing */
     const char *draft_model;
     int draft_tokens; /* tokens that it remembers of a text */
+    /* LoRA adapters (model/adapter.h) that are loaded with the model, [adapter_count], "NAME=PATH";
+     * the folder from which more may be loaded later, NULL or "" = none; bounds on all together. */
+    char *const *adapters;
+    size_t adapter_count;
+    const char *adapter_dir;
+    int max_adapters;
+    int64_t adapter_bytes;
     bool random_weights;
     const char *pooling;      /* "auto" or NULL: as the model's files say, otherwise last; "last",
                                  "mean", "cls": enum engine_pooling */
@@ -313,6 +320,8 @@ struct engine_info {
     enum engine_pooling
         pooling; /* the way of requests for vectors; NONE: they are refused, because */
     const char *pooling_other; /* the model's files ask for this, which keepd has not */
+    bool loads_adapters;       /* engine_adapter_load has a folder */
+    int max_adapters;
     int max_model_len, max_num_seqs, max_queue;
     int max_choices;
     int max_logprobs; /* alternatives of one token, at most the vocabulary */
@@ -349,6 +358,43 @@ static inline struct engine_sampling engine_choose_sampling(struct engine_sampli
 }
 
 const struct engine_info *engine_info(const struct engine *engine);
+/* ---- Adapters (any thread) ---- */
+
+#define ENGINE_ADAPTER_NAME 129 /* bytes, with the NUL */
+
+/* A LoRA adapter that a request uses, from engine_adapter_take to engine_adapter_leave, which comes
+ * after the request's last job is finished. `digest` is that of its numbers: part of the space of
+ * its conversations, so that none is continued with another adapter, or without it. */
+struct engine_adapter {
+    int32_t number; /* 0: none */
+    uint8_t digest[32];
+};
+
+struct engine_adapter_row {
+    char name[ENGINE_ADAPTER_NAME];
+    uint8_t digest[32];
+    int rank;
+    int64_t bytes; /* on each replica */
+    int users;     /* requests that use it now */
+    uint64_t requests;
+};
+
+/* Finds an adapter by its name; false: there is none. `out` NULL: it is not taken. */
+bool engine_adapter_take(struct engine *engine, const char *name, struct engine_adapter *out);
+void engine_adapter_leave(struct engine *engine, int32_t number);
+/* Loads an adapter from a file or directory in options.adapter_dir, by its path in it or a whole
+ * one, and waits until all replicas have it: seconds. ERR_UNSUPPORTED: there is no such folder;
+ * ERR_INVALID: the path leads elsewhere, or the name is taken; ERR_LIMIT; ERR_STOPPED; the faults
+ * of adapter_read. */
+int engine_adapter_load(struct engine *engine, const char *name, const char *path,
+                        struct fault *fault);
+/* No request finds it from here on; its memory is free when the last one that has it has ended.
+ * ERR_NOTFOUND. */
+int engine_adapter_unload(struct engine *engine, const char *name);
+/* Returns the number of rows written. */
+int engine_adapters(struct engine *engine, struct engine_adapter_row *rows, int max);
+#define ENGINE_ADAPTERS_MAX 64
+
 /* Names of the eviction policies that this model can be served with on this backend; NULL past the
  * end. */
 const char *engine_policy_at(const struct engine *engine, int index);
@@ -542,7 +588,9 @@ struct engine_request {
     const int32_t *stop_ids;
     int32_t stop_id_count;
     struct engine_kv kv;
-    uint8_t space[16]; /* only conversations of this space are found (key, salt, model name) */
+    int32_t adapter;   /* number of engine_adapter_take; 0: the model alone */
+    uint8_t space[16]; /* only conversations of this space are found (key, salt, model name,
+                          digest of the adapter) */
     uint64_t hint; /* hash of the client's session name, 0 = none: among conversations that serve
                       equally well, the one with this hint is continued; never a key */
     uint8_t client[16]; /* identifies the client for fair shares; affects when the request runs,

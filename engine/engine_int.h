@@ -4,6 +4,7 @@
 #ifndef KEEPD_ENGINE_ENGINE_INT_H
 #define KEEPD_ENGINE_ENGINE_INT_H
 
+#include "engine/adapters.h"
 #include "engine/backend.h"
 #include "engine/engine.h"
 #include "engine/replica.h"
@@ -29,6 +30,7 @@ struct engine {
     int *layer_heads; /* info.layer_heads; owned */
     struct draft_plan draft;
     struct constraint_table constraints;
+    struct adapter_table adapters;
     struct replica_common common;
     int entered;              /* places taken by jobs that are not submitted yet; loop thread */
     struct replica *replicas; /* [replica_count] */

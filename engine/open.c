@@ -259,6 +259,11 @@ static enum quantization quantization_of(const struct engine_options *o) {
     return QUANTIZE_NONE;
 }
 
+/* Adapters may be loaded after the start. */
+static bool may_load_adapters(const struct engine_options *o) {
+    return o->adapter_dir && o->adapter_dir[0];
+}
+
 struct model_options engine_model_options(const struct engine_options *o) {
     return (struct model_options){.dir = o->model_dir,
                                   .context = o->max_model_len,
@@ -477,6 +482,7 @@ static int open_model(struct engine *e, struct replica *replica, int logits_max,
     options.logits_max = logits_max;
     options.peek_rows = e->options.drafts != 0 ? SCHED_PEEK_ROWS : 0;
     options.owner = e->replicas[0].model;
+    options.adapts = e->options.adapter_count > 0 || may_load_adapters(&e->options);
     if (kern->ops->bind) kern->ops->bind(kern);
     return model_open(kern, &options, &replica->model, fault);
 }
@@ -593,6 +599,8 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
     info->head_dim = config->head_dim;
     info->vocab = config->vocab;
     fill_vectors(e, config, info);
+    info->loads_adapters = may_load_adapters(&e->options);
+    info->max_adapters = e->adapters.most;
     info->max_num_seqs = e->options.max_num_seqs;
     info->max_queue = e->options.max_queue;
     info->max_choices = max_choices(&e->options);
@@ -634,8 +642,10 @@ static int64_t memory_of(const struct engine *e, const struct sched_options *so)
     const int64_t copies = ops_of(e)->borrow ? 1 : e->replica_count;
     const int64_t weights =
         (int64_t)model_weight_bytes(model) + (draft ? (int64_t)model_weight_bytes(draft) : 0);
+    const int64_t adapters =
+        may_load_adapters(&e->options) ? e->options.adapter_bytes : e->adapters.bytes;
     const int64_t each = (pool + pool / MEMORY_TABLES + (int64_t)model_step_bytes(model)) * ranks +
-                         e->draft.bytes + (draft ? (int64_t)model_step_bytes(draft) : 0);
+                         e->draft.bytes + (draft ? (int64_t)model_step_bytes(draft) : 0) + adapters;
     return weights * copies + each * e->replica_count + MEMORY_BASE +
            model_config(model)->vocab * (int64_t)MEMORY_PER_TOKEN;
 }
@@ -788,6 +798,8 @@ static struct engine *new_engine(const struct engine_options *options) {
     e->common.wake = options->wake;
     e->common.arg = options->arg;
     e->common.max_queue = options->max_queue;
+    e->common.adapters = &e->adapters;
+    adapters_open(&e->adapters, options->max_adapters, options->adapter_bytes);
     e->replica_count = options->data_parallel_size > 0 ? options->data_parallel_size : 1;
     e->replicas = mem_must_alloc((size_t)e->replica_count, sizeof *e->replicas);
     for (int i = 0; i < e->replica_count; i++) replica_open(&e->replicas[i], i, &e->common);
@@ -796,6 +808,34 @@ static struct engine *new_engine(const struct engine_options *options) {
     else
         random_key(e->space_key);
     return e;
+}
+
+/* Loads the adapters of the options, or checks them alone. */
+static int open_adapters(struct engine *e, struct fault *fault) {
+    const struct engine_options *o = &e->options;
+    int rc = 0;
+    if ((size_t)o->max_adapters < o->adapter_count)
+        rc = fault_set(fault, ERR_LIMIT, "max-loras", "%d, and %zu adapters are given",
+                       o->max_adapters, o->adapter_count);
+    for (size_t i = 0; i < o->adapter_count && !rc; i++) {
+        char name[ENGINE_ADAPTER_NAME];
+        const char *path;
+        struct fault inner = {0};
+        int number = 0;
+        rc = adapters_split(o->adapters[i], name, &path, fault);
+        if (rc) return rc;
+        rc = adapters_read(&e->adapters, model_config(model_of(e)), name, path, &number, &inner);
+        for (int k = 0; k < e->replica_count && !rc && !o->check_only; k++) {
+            if (ops_of(e)->bind) ops_of(e)->bind(e->replicas[k].kern);
+            adapters_attend(&e->adapters, k, e->replicas[k].model);
+        }
+        if (!rc && !o->check_only)
+            rc = adapters_wait(&e->adapters, number, e->replica_count, &inner);
+        if (rc)
+            return fault_set(fault, rc, "lora", "%.100s: %s%s%s", path, inner.field,
+                             inner.field[0] ? ": " : "", inner.text);
+    }
+    return rc;
 }
 
 /* Opens the parts that all replicas share and fills in the scheduler options that they have in
@@ -808,6 +848,7 @@ static int open_parts(struct engine *e, struct sched_options *so, struct fault *
     if (rc == 0) rc = check_against_model(e, fault);
     if (rc == 0) rc = draft_model_open(e, fault);
     if (rc == 0) rc = prepare_caches(e, so, fault);
+    if (rc == 0) rc = open_adapters(e, fault);
     if (rc != 0) return rc;
     find_ends(e);
     const struct model_config *config = model_config(model_of(e));

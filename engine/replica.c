@@ -235,6 +235,14 @@ static void run_orders(struct replica *r) {
     if (count + ended > 0) r->common->wake(r->common->arg);
 }
 
+/* Places and removes adapters, between steps. */
+static void attend_adapters(struct replica *r) {
+    const unsigned changes = atomic_load(&r->common->adapters->changes);
+    if (changes == r->adapter_changes) return;
+    r->adapter_changes = changes;
+    adapters_attend(r->common->adapters, r->index, r->model);
+}
+
 /* Waits on the condition, with the lock held, until a signal or the given time. */
 static void sleep_until(struct replica *r, int64_t ns) {
     struct timespec at = {ns / 1000000000, ns % 1000000000};
@@ -288,6 +296,7 @@ static void *replica_main(void *arg) {
         accept_submits(r);
         if (!failed) keeper_save(&r->sched.keeper, clock_ns(), atomic_load(&r->common->draining));
         run_orders(r); /* keeper_save has noted what was written */
+        attend_adapters(r);
         if (!failed) keeper_expire(&r->sched.keeper, clock_ns());
         if (sched_idle(&r->sched)) {
             publish(r);

@@ -14,6 +14,7 @@
 #include <stdatomic.h>
 
 #include "base/ring.h"
+#include "engine/adapters.h"
 #include "engine/backend.h"
 #include "engine/engine.h"
 #include "engine/steps/sched.h"
@@ -25,6 +26,7 @@ struct replica_common {
     void *arg;
     int max_queue;     /* jobs that may wait for each of them */
     atomic_int orders; /* orders that some replica has not answered */
+    struct adapter_table *adapters;
     atomic_bool draining, stopping;
 };
 
@@ -48,11 +50,12 @@ struct replica {
     struct ring submits, orders;                    /* loop -> replica */
     struct engine_order *writes[ENGINE_ORDERS_MAX]; /* orders whose file is not written yet */
     int write_count;
-    atomic_int waiting;   /* submitted jobs that have not been admitted, < max_queue */
-    atomic_int pending;   /* submitted jobs that have not finished: what drain waits for */
-    atomic_llong busy_ns; /* when a job was last submitted to a replica that had none */
-    atomic_llong tokens;  /* computed at most by the pending jobs: the replica's load */
-    atomic_bool unsaved;  /* whether something is not on disk yet that could be */
+    unsigned adapter_changes; /* the table's `changes` when it was last looked at */
+    atomic_int waiting;       /* submitted jobs that have not been admitted, < max_queue */
+    atomic_int pending;       /* submitted jobs that have not finished: what drain waits for */
+    atomic_llong busy_ns;     /* when a job was last submitted to a replica that had none */
+    atomic_llong tokens;      /* computed at most by the pending jobs: the replica's load */
+    atomic_bool unsaved;      /* whether something is not on disk yet that could be */
     bool started;
     pthread_t thread;
     pthread_mutex_t lock; /* for sleeping while idle and for all below */

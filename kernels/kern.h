@@ -357,6 +357,17 @@ static inline int32_t kern_members_max(const struct kern_rule *rule, int32_t bud
     return most < 0 ? 0 : most > INT32_MAX ? INT32_MAX : (int32_t)most;
 }
 
+/* ---- Adapters ---- */
+
+/* A product of small rank that is added to one of the model's (LoRA, arXiv 2106.09685). `down` is
+ * [rank, inputs] and `up` [outputs, rank], loaded so that `up` gives what the model's own product
+ * gives: NONE and SHARD_ROWS beside a matrix with SHARD_ROWS, SHARD_COLS and NONE beside one with
+ * SHARD_COLS. Callers give backend memory for `count` rows of inputs, of the rank, of outputs. */
+struct kern_low_rank {
+    const struct kern_weight *down, *up;
+    float *in, *low, *out;
+};
+
 /* ---- A step ---- */
 
 /* `count` new tokens of the sequence in cache slot `slot`: rows [row, row + count) of the step's
@@ -370,6 +381,7 @@ struct kern_span {
     bool peeks;     /* the slot's recurrent states stay those before these tokens, until truncate */
     int32_t second; /* for models that tell two texts apart: the position at which the second one
                        begins; 0: there is one text */
+    int32_t adapter;              /* for the model: number of the adapter of these rows; 0: none */
     const struct kern_rule *rule; /* records needed for evictions; NULL: none. Constant during a
                                      sequence's life; read only during the step's calls */
 };
@@ -834,6 +846,10 @@ struct kern_ops {
     void (*add)(struct kern *kern, float *y, const float *x, int rows, int dim);
     void (*matmul)(struct kern *kern, float *y, const float *x, const struct kern_weight *weight,
                    const float *bias /* [outputs] or NULL */, int rows, enum kern_matmul_mode mode);
+    /* y[r] += up down x[r] for the rows r = rows[0..count), no row twice. NULL: this backend has
+     * none. */
+    void (*low_rank)(struct kern *kern, float *y, const float *x,
+                     const struct kern_low_rank *products, const int32_t *rows, int count);
     /* y += rms_norm(x) * weight, of each row; x is left as what was added. */
     void (*add_norm)(struct kern *kern, float *y, float *x, const float *weight, int rows, int dim,
                      float eps);

@@ -192,6 +192,40 @@ static void op_matmul(struct kern *kern, float *y, const float *x, const struct 
     ranks_each(ranks, matmul_on, &op);
 }
 
+struct low_rank {
+    struct view y, x, in, low, out;
+    const struct kern_low_rank *products;
+    const int32_t *rows;
+    int count;
+};
+
+static void low_rank_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
+    (void)ranks;
+    const struct low_rank *op = arg;
+    const struct kern_low_rank own = {.down = op->products->down->rank[rank],
+                                      .up = op->products->up->rank[rank],
+                                      .in = on(op->in, rank),
+                                      .low = on(op->low, rank),
+                                      .out = on(op->out, rank)};
+    kern->ops->low_rank(kern, on(op->y, rank), on(op->x, rank), &own, op->rows, op->count);
+}
+
+static void op_low_rank(struct kern *kern, float *y, const float *x,
+                        const struct kern_low_rank *products, const int32_t *rows, int count) {
+    struct ranks *ranks = ranks_of(kern);
+    const bool splits = products->up->shard == KERN_SHARD_ROWS;
+    const bool joins = products->down->shard == KERN_SHARD_COLS;
+    struct low_rank op = {.x = view_as(ranks, x, joins),
+                          .y = view_as(ranks, y, splits),
+                          .in = view_to(ranks, products->in, joins),
+                          .low = view_to(ranks, products->low, false),
+                          .out = view_to(ranks, products->out, splits),
+                          .products = products,
+                          .rows = rows,
+                          .count = count};
+    ranks_each(ranks, low_rank_on, &op);
+}
+
 static void glu_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
@@ -676,6 +710,7 @@ static const struct kern_ops table = {
     .layer_norm = op_layer_norm,
     .add = op_add,
     .matmul = op_matmul,
+    .low_rank = op_low_rank,
     .add_norm = op_add_norm,
     .soft_cap = op_soft_cap,
     .qk_norm = op_qk_norm,
@@ -755,6 +790,7 @@ static void fill_ops(struct ranks *ranks) {
     if (!own->scale) ranks->ops.scale = NULL;
     if (!own->layer_norm) ranks->ops.layer_norm = NULL;
     if (!own->add) ranks->ops.add = NULL;
+    if (!own->low_rank) ranks->ops.low_rank = NULL;
     if (!own->cache_fit) ranks->ops.cache_fit = NULL;
     if (!own->bind) ranks->ops.bind = NULL;
 }

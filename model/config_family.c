@@ -227,6 +227,15 @@ int model_config_find_architecture(const cJSON *root, const char **name, struct 
     return 0;
 }
 
+bool model_family_interleaves(const char *type, bool *interleaves) {
+    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++) {
+        if (strcmp(families[i].model_type, type) != 0) continue;
+        *interleaves = families[i].interleaved;
+        return true;
+    }
+    return false;
+}
+
 int model_config_find_family(const cJSON *root, const struct family **out, struct fault *fault) {
     const char *architecture = NULL, *type = NULL;
     int rc = model_config_find_architecture(root, &architecture, fault);

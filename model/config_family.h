@@ -130,6 +130,9 @@ int model_config_no_memory(struct fault *fault);
 /* *name stays what it is where the file names no architecture. */
 int model_config_find_architecture(const cJSON *root, const char **name, struct fault *fault);
 int model_config_find_family(const cJSON *root, const struct family **out, struct fault *fault);
+/* Finds whether a directory of this family (model_config.family) has the two numbers that a
+ * rotation turns side by side. false: there is no such family. */
+bool model_family_interleaves(const char *type, bool *interleaves);
 /* Refuses fields that mean a computation which the family does not have. */
 int model_config_refuse_fields(const cJSON *root, const struct family *family, struct fault *fault);
 

@@ -88,6 +88,18 @@ static const struct architecture *find_architecture(const char *name) {
     return NULL;
 }
 
+bool model_gguf_permutes(const char *architecture, const char *family, bool *permutes) {
+    const struct architecture *row = find_architecture(architecture);
+    if (!row || row->falcon || row->still_globals) return false;
+    const char *const types[] = {row->type, row->mixture, row->windowed};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        if (!types[i] || strcmp(types[i], family) != 0) continue;
+        *permutes = row->permuted;
+        return true;
+    }
+    return false;
+}
+
 static const struct row config_rows[] = {
     {".block_count", "num_hidden_layers", KIND_INT},
     {".context_length", "max_position_embeddings", KIND_INT},

@@ -12,4 +12,9 @@
 int model_config_from_gguf(const struct weights *weights, int context, struct model_config *out,
                            struct fault *fault);
 
+/* Finds whether files of this architecture ("llama") put the two numbers that a rotation turns side
+ * by side. false: it is none of this family's (model_config.family), or its files have factors in
+ * the numbers of their matrices, so that an adapter's would have to have them, too. */
+bool model_gguf_permutes(const char *architecture, const char *family, bool *permutes);
+
 #endif

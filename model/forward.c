@@ -28,6 +28,21 @@ static void show(const struct model *model, int layer, enum role role, const flo
     if (model->watch) model->watch(model->watch_arg, layer, role, inputs, rows);
 }
 
+/* A product of a layer, and where adapters add theirs; ADAPTER_SITES: nowhere. */
+struct layer_product {
+    const struct kern_weight *weight;
+    const float *bias; /* NULL: none */
+    int layer;
+    enum adapter_site site;
+};
+
+static void multiply_adapted(struct model *model, float *y, const float *x,
+                             struct layer_product product, int rows, enum kern_matmul_mode mode) {
+    struct kern *kern = model->kern;
+    kern->ops->matmul(kern, y, x, product.weight, product.bias, rows, mode);
+    if (product.site != ADAPTER_SITES) model_adapt(model, product.layer, product.site, y, x);
+}
+
 static struct kern_rope rope_of(const struct model_config *c, int layer) {
     const float *rotation = c->rotations[c->per_layer[layer].index];
     const struct kern_query_scale none = {0};
@@ -105,7 +120,9 @@ static void step_attention(struct model *model, int index, const struct kern_bat
     if (latent)
         project_latent(model, index, x, batch->rows);
     else
-        kern->ops->matmul(kern, s->qkv, x, layer->qkv, layer->qkv_bias, batch->rows, KERN_SET);
+        multiply_adapted(model, s->qkv, x,
+                         (struct layer_product){layer->qkv, layer->qkv_bias, index, ADAPTER_QKV},
+                         batch->rows, KERN_SET);
     if (layer->gate) {
         kern->ops->gate(kern, s->log_beta, x, layer->gate, batch->rows);
         log_beta = s->log_beta;
@@ -253,18 +270,17 @@ struct post_norm {
 
 /* Adds a product to the residual stream, after a norm of the product if the family has one, or
  * before a norm of the sum. */
-static void add_branch(struct model *model, float *x, const float *in,
-                       const struct kern_weight *weight, const float *bias,
+static void add_branch(struct model *model, float *x, const float *in, struct layer_product product,
                        struct post_norm post_norm, int rows) {
     const struct model_config *c = &model->config;
     struct kern *kern = model->kern;
     float *branch = model->scratch.norm;
     if (!post_norm.weight || c->norms_of_sums) {
-        kern->ops->matmul(kern, x, in, weight, bias, rows, KERN_ADD);
+        multiply_adapted(model, x, in, product, rows, KERN_ADD);
         if (post_norm.weight) norm_rows(model, x, x, post_norm.weight, post_norm.bias, rows);
         return;
     }
-    kern->ops->matmul(kern, branch, in, weight, bias, rows, KERN_SET);
+    multiply_adapted(model, branch, in, product, rows, KERN_SET);
     kern->ops->add_norm(kern, x, branch, post_norm.weight, rows, c->d_model, c->post_eps);
 }
 
@@ -322,7 +338,8 @@ static void end_layer(struct model *model, int index, float *x, const float *eac
         kern->ops->glu_apart(kern, s->ff, s->gate_up, each + (ptrdiff_t)index * c->each_embed,
                              (int64_t)c->layers * c->each_embed, rows, c->each_embed,
                              c->activation);
-        add_branch(model, x, s->ff, layer->each_out, NULL,
+        add_branch(model, x, s->ff,
+                   (struct layer_product){layer->each_out, NULL, index, ADAPTER_SITES},
                    (struct post_norm){layer->each_post_norm, NULL}, rows);
     }
     if (layer->out_scale) kern->ops->scale(kern, x, layer->out_scale, rows, c->d_model);
@@ -340,7 +357,9 @@ static void step_gate_up(struct model *model, int index, const float *in, int ro
     struct scratch *s = &model->scratch;
     struct kern *kern = model->kern;
     const struct layer *layer = &model->layers[index];
-    kern->ops->matmul(kern, s->gate_up, in, layer->gate_up, layer->up_bias, rows, KERN_SET);
+    multiply_adapted(model, s->gate_up, in,
+                     (struct layer_product){layer->gate_up, layer->up_bias, index, ADAPTER_GATE_UP},
+                     rows, KERN_SET);
     if (c->ungated)
         kern->ops->glu_apart(kern, s->ff, s->gate_up, s->gate_up, d_ff, rows, d_ff, c->activation);
     else
@@ -397,8 +416,14 @@ static void step_feed_forward(struct model *model, int index, float *x, const fl
     struct scratch *s = &model->scratch;
     struct kern *kern = model->kern;
     const struct post_norm post_norm = {layer->attn_post_norm, layer->attn_post_bias};
-    if (layer->o) add_branch(model, x, heads, layer->o, layer->o_bias, post_norm, rows);
-    if (layer->state_out) add_branch(model, x, mixed, layer->state_out, NULL, post_norm, rows);
+    if (layer->o)
+        add_branch(model, x, heads,
+                   (struct layer_product){layer->o, layer->o_bias, index, ADAPTER_O}, post_norm,
+                   rows);
+    if (layer->state_out)
+        add_branch(model, x, mixed,
+                   (struct layer_product){layer->state_out, NULL, index, ADAPTER_SITES}, post_norm,
+                   rows);
     if (c->per_layer[index].no_network) return;
     if (c->gemma4_experts) {
         step_beside(model, index, x, rows);
@@ -415,7 +440,8 @@ static void step_feed_forward(struct model *model, int index, float *x, const fl
         kern->ops->open_gates(kern, s->ff, s->gates, rows, d_ff, true);
     }
     show(model, index, layer->experts ? ROLE_SHARED_DOWN : ROLE_DOWN, s->ff, rows);
-    add_branch(model, x, s->ff, layer->down, layer->down_bias,
+    add_branch(model, x, s->ff,
+               (struct layer_product){layer->down, layer->down_bias, index, ADAPTER_DOWN},
                (struct post_norm){layer->ffn_post_norm, layer->ffn_post_bias}, rows);
 }
 
@@ -436,6 +462,7 @@ static const float *step_wanted(struct model *model, int rows, const int32_t *wa
     const int last = c->layers - 1, of_heads = heads_width(c, last),
               of_state = mixed_width(c, last);
     if (!wants_every_row(want, want_count, rows)) {
+        model_adapt_wanted(model, want, want_count);
         ops->gather_rows(model->kern, s->last_x, x, want, want_count, c->d_model);
         if (of_heads)
             ops->gather_rows(model->kern, s->last_heads, heads, want, want_count, of_heads);
@@ -511,6 +538,7 @@ int model_step_hidden(struct model *model, const struct kern_batch *batch, const
     if (rc) return rc;
     CHECK(!c->both_ways || want_count == 0);
     note_peeked(model, batch);
+    model_adapt_batch(model, batch);
     step_embed(model, batch);
     if (model->block_of) rc = model_enter_block(model, batch->rows);
     if (rc) return rc;

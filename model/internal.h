@@ -7,6 +7,7 @@
 #include <limits.h>
 
 #include "kernels/cpu/team.h"
+#include "model/adapter.h"
 #include "model/gates.h"
 #include "model/model.h"
 #include "model/tensors.h"
@@ -86,6 +87,23 @@ struct peeked {
     float **in, **rates;
 };
 
+#define ADAPTED_ROWS 256 /* rows of a step whose products are computed at once */
+
+/* The placed adapters of a model, and the rows of the step that they change (adapt.c). */
+struct adapted {
+    /* By number, from 1 on: [layers * ADAPTER_SITES], `down` NULL where there is no product. */
+    struct kern_low_rank *adapters[MODEL_ADAPTERS_MAX];
+    float *in, *low, *out; /* rooms of struct kern_low_rank for ADAPTED_ROWS rows */
+    int32_t *of_row;       /* [rows_max] number of each row's adapter; NULL: none can be placed */
+    int32_t *rows;         /* [rows_max] the rows of the groups below */
+    struct adapted_group {
+        const struct kern_low_rank *products;
+        const int32_t *rows; /* [count] */
+        int count;
+    } groups[MODEL_ADAPTERS_MAX];
+    int group_count;
+};
+
 struct model {
     struct kern *kern;
     struct model_config config;
@@ -111,6 +129,7 @@ struct model {
     bool has_block;
     int rows_max, logits_max, peek_rows;
     struct peeked peeked;
+    struct adapted adapted;
     bool borrowed;             /* another model owns everything but the scratch */
     struct gates_header gates; /* gates_header_unknown if there are none */
     enum gates_from gates_from;
@@ -233,6 +252,18 @@ int model_load_gates(struct model *model, const struct model_options *options,
 
 /* Memory that the weights take at most once they are loaded. */
 size_t model_loaded_bytes(const struct weights *weights, enum quantization quantization);
+
+/* ---- Adapters (adapt.c) ---- */
+
+/* Takes the memory that products of adapters need; with `check_only` counts it alone. */
+int model_open_adapted(struct model *model, bool check_only, struct fault *fault);
+void model_close_adapted(struct model *model); /* removes all adapters */
+/* Notes which rows of the step have which adapter. */
+void model_adapt_batch(struct model *model, const struct kern_batch *batch);
+/* From now on the rows of arrays are these of the step. */
+void model_adapt_wanted(struct model *model, const int32_t *want, int count);
+/* Adds the adapters' products of `x`, the inputs of the site's own product, to `y`, its outputs. */
+void model_adapt(struct model *model, int layer, enum adapter_site site, float *y, const float *x);
 
 /* ---- Blocks that predict further tokens (block.c) ---- */
 

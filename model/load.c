@@ -135,26 +135,14 @@ static int report_progress(struct loader *loader, size_t bytes) {
 
 /* ---- Rows of heads ---- */
 
-/* Returns the model's row that becomes the backend's row `to` of a head. Backends rotate pairs (j,
- * j + D/2) of a head. If heads rotate in their first R numbers only, the model has the pairs (j, j
- * + R/2), and the other numbers after them. */
-static int rotary_row(const struct model_config *config, int to) {
-    int half = config->head_dim / 2, turning = config->rotary_dims / 2, j = to % half;
-    bool second = to >= half;
-    if (j < turning) return second ? turning + j : j;
-    return config->rotary_dims + j - turning + (second ? half - turning : 0);
-}
-
 /* Makes loader->order. It stays NULL if files have the rows in the backend's order. */
 static int make_order(struct loader *loader) {
     const struct model_config *config = &loader->model->config;
-    const bool all = config->rotary_dims == config->head_dim || config->latent.rank;
-    if (!config->permuted_qk && all) return 0;
+    if (!tensor_heads_reordered(config)) return 0;
     loader->order = mem_try_alloc((size_t)config->head_dim, sizeof *loader->order);
     if (!loader->order)
         return fault_set(loader->fault, ERR_NOMEM, "model", "no memory for a table");
-    for (int i = 0; i < config->head_dim; i++)
-        loader->order[i] = tensor_stored_row(config, rotary_row(config, i));
+    for (int i = 0; i < config->head_dim; i++) loader->order[i] = tensor_loaded_row(config, i);
     return 0;
 }
 

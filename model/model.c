@@ -320,6 +320,7 @@ static int borrow_all(struct model *model, const struct model *owner, struct fau
     model->scratch = (struct scratch){0};
     model->step_bytes = 0;
     model->peeked = (struct peeked){0};
+    model->adapted = (struct adapted){0};
     model->block_order = NULL;
     return 0;
 }
@@ -339,6 +340,7 @@ int model_open(struct kern *kern, const struct model_options *options, struct mo
     model->peek_rows = model->config.state_layers && kern->ops->peeks ? options->peek_rows : 0;
     if (!rc) rc = open_scratch(model, options->check_only, fault);
     if (!rc) rc = open_peeked(model, options->check_only, fault);
+    if (!rc && options->adapts) rc = model_open_adapted(model, options->check_only, fault);
     if (!rc && model->block_of)
         model->block_order = mem_must_alloc(2 * (size_t)model->rows_max, sizeof(int32_t));
     if (rc)
@@ -407,6 +409,7 @@ void model_close(struct model *model) {
     mem_free(s->rows);
     mem_free(s->tanhs);
     close_peeked(model);
+    model_close_adapted(model);
     mem_free(model->block_order);
     if (!model->borrowed) close_weights(model);
     mem_free(model);

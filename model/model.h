@@ -14,7 +14,8 @@
 #include "model/packed.h"
 #include "model/pooling.h"
 
-#define MODEL_EOS_MAX 16
+#define MODEL_EOS_MAX      16
+#define MODEL_ADAPTERS_MAX 64 /* placed in a model at once; numbered from 1 on */
 
 /* How a layer mixes a token with those before it. All but attention have a recurrent state; a layer
  * with NONE is a feed-forward network alone. */
@@ -221,6 +222,7 @@ struct model_options {
                                        (model/calibrate.h); 0: it is as while loading */
     bool random_weights; /* take only config.json; weights, and gates where no file gives them, from
                             a seeded generator (timing) */
+    bool adapts;         /* adapters can be placed */
     int threads; /* threads that convert weights while loading; 0 = the cores this process may use
                   */
     /* Bytes read, of all bytes; false: no more of them are wanted (ERR_STOPPED). May be NULL. */
@@ -291,6 +293,14 @@ int model_vector_width(const struct model_config *config);
 /* Judges one text: `pooled`, its first token's output [d_model], and `out` [labels] are host
  * memory. Waits for the backend. */
 int model_classify(struct model *model, const float *pooled, float *out);
+
+struct adapter; /* model/adapter.h */
+/* Makes the adapter's products part of the rows with its number (kern_span.adapter) from the next
+ * step on; the number is free. The model keeps nothing of *adapter. Removed between steps, too.
+ * ERR_NOMEM leaves nothing behind. */
+int model_place_adapter(struct model *model, int number, const struct adapter *adapter,
+                        struct fault *fault);
+void model_remove_adapter(struct model *model, int number);
 
 /* The outputs of the final norm for the rows that the last step wanted, backend memory
  * [want_count, d_model], valid until the next step. */

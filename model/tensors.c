@@ -758,6 +758,19 @@ int tensor_stored_row(const struct model_config *config, int row) {
     return config->permuted_qk && row < 2 * half ? 2 * (row % half) + row / half : row;
 }
 
+int tensor_loaded_row(const struct model_config *config, int row) {
+    int half = config->head_dim / 2, turning = config->rotary_dims / 2, j = row % half;
+    bool second = row >= half;
+    if (j < turning) return tensor_stored_row(config, second ? turning + j : j);
+    return tensor_stored_row(config,
+                             config->rotary_dims + j - turning + (second ? half - turning : 0));
+}
+
+bool tensor_heads_reordered(const struct model_config *config) {
+    const bool all = config->rotary_dims == config->head_dim || config->latent.rank;
+    return config->permuted_qk || !all;
+}
+
 void tensor_name(char out[TENSOR_NAME_MAX], enum naming naming, enum role role, int layer,
                  int expert) {
     const char *name = pattern_of(naming, role);

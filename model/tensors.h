@@ -199,6 +199,12 @@ bool tensor_is_rotated(enum role role); /* q, k, their biases and norms: rows of
 /* The row of the files that is a head's row `row` in the model. Converters to GGUF store
  * the rows i and i + D/2 of llama's heads as 2 i and 2 i + 1. */
 int tensor_stored_row(const struct model_config *config, int row);
+/* The row of the files that becomes the backend's row `row` of a head. Backends rotate the pairs
+ * (j, j + D/2) of a head; where a head rotates in its first R numbers only, the model has the pairs
+ * (j, j + R/2), and the other numbers after them. */
+int tensor_loaded_row(const struct model_config *config, int row);
+/* Is it another row for some of a head's rows? */
+bool tensor_heads_reordered(const struct model_config *config);
 /* cols 0: a vector of `rows`. Some are rows * cols numbers. */
 void tensor_shape(const struct model_config *config, enum role role, int layer, int64_t *rows,
                   int64_t *cols);

@@ -127,7 +127,15 @@ static void leave_engine(struct exchange *ex) {
     ex->places = 0;
     if (ex->constraint) engine_constraint_close(ex->model->engine, ex->constraint);
     ex->constraint = NULL;
+    if (ex->adapter.number) engine_adapter_leave(ex->model->engine, ex->adapter.number);
+    ex->adapter.number = 0;
     models_leave(ex);
+}
+
+bool exchange_take_adapter(struct exchange *ex, const char *name) {
+    if (!engine_adapter_take(ex->model->engine, name, &ex->adapter)) return false;
+    snprintf(ex->adapter_name, sizeof ex->adapter_name, "%s", name);
+    return true;
 }
 
 /* Returns whether the engine has ended its work for the exchange, and the exchange's own stream, if
@@ -256,7 +264,7 @@ static void open_facts(struct exchange *ex) {
         .jobs = ex->jobs,
         .job_count = ex->job_count,
         .id = ex->id,
-        .model = ex->model->rules.names[0],
+        .model = ex->adapter.number ? ex->adapter_name : ex->model->rules.names[0],
         .created = ex->created,
     };
 }

@@ -181,6 +181,8 @@ struct exchange {
     struct arena arena;
     struct oai_request request;
     struct engine_constraint *constraint; /* for all jobs; NULL = none */
+    struct engine_adapter adapter;        /* number 0: none */
+    char adapter_name[ENGINE_ADAPTER_NAME];
     bool again; /* other languages are being compiled: queue the work once more */
     struct oai_error error;
     int64_t retry_ns;         /* until a refused request may be sent again; 0: estimated */
@@ -246,6 +248,8 @@ void exchange_answer_wait(struct exchange *exchange); /* the engine has finished
 /* Gives the engine an order about a conversation and waits for its end; refuses the request if that
  * is impossible. */
 void exchange_order(struct exchange *exchange, enum engine_order_kind kind, uint64_t conversation);
+/* Takes the adapter with this name of the exchange's model. Any thread. */
+bool exchange_take_adapter(struct exchange *exchange, const char *name);
 /* Computes the space of the client's key and of the salt that it names (?cache_salt=). Not 0: the
  * request was refused. */
 int exchange_space(struct exchange *exchange, uint8_t space[16]);

@@ -16,7 +16,7 @@
 
 /* ---- The set ---- */
 
-struct served_model *models_find(const struct server *server, const char *name) {
+static struct served_model *find_model_named(const struct server *server, const char *name) {
     for (int i = 0; i < server->models.count; i++) {
         struct served_model *model = &server->models.items[i];
         for (int k = 0; k < model->rules.name_count; k++)
@@ -25,11 +25,21 @@ struct served_model *models_find(const struct server *server, const char *name) 
     return NULL;
 }
 
+struct served_model *models_find(const struct server *server, const char *name,
+                                 const char **adapter) {
+    struct served_model *found = find_model_named(server, name);
+    *adapter = NULL;
+    for (int i = 0; i < server->models.count && !found; i++)
+        if (served_has_name(&server->models.items[i], name, adapter))
+            found = &server->models.items[i];
+    return found;
+}
+
 /* A name may stand for one model only. */
 static int check_model_names(const struct server *server, const struct served_model *model,
                              struct fault *fault) {
     for (int i = 0; i < model->rules.name_count && server->models.count > 1; i++)
-        if (models_find(server, model->rules.names[i]) != model)
+        if (find_model_named(server, model->rules.names[i]) != model)
             return fault_set(fault, ERR_INVALID, "model", "two models have the name '%.100s'",
                              model->rules.names[i]);
     return 0;
@@ -44,6 +54,8 @@ int models_open(struct server *server, struct fault *fault) {
                          options->model_count, MODELS_MAX);
     models->items = mem_must_alloc((size_t)options->model_count, sizeof *models->items);
     models->listed = mem_must_alloc((size_t)options->model_count, sizeof *models->listed);
+    models->adapters = mem_must_alloc((size_t)options->model_count * ENGINE_ADAPTERS_MAX,
+                                      sizeof *models->adapters);
     for (int i = 0; i < options->model_count && !rc; i++) {
         rc = served_open(&models->items[models->count++], server, &options->models[i], fault);
         if (!rc) rc = check_model_names(server, &models->items[i], fault);
@@ -57,6 +69,7 @@ void models_close(struct server *server) {
     for (int i = 0; i < models->count; i++) served_close(&models->items[i]);
     mem_free(models->items);
     mem_free(models->listed);
+    mem_free(models->adapters);
 }
 
 static int64_t held_memory(const struct models *models) {
@@ -436,12 +449,13 @@ enum models_entry models_enter(struct exchange *ex) {
 
 bool models_choose(struct exchange *ex) {
     char name[OAI_NAME_BYTES];
+    const char *adapter;
     if (ex->server->models.count == 1) return true; /* the worker checks the name */
     oai_find_model(ex->body.data ? ex->body.data : "", ex->body.size, name);
     if (!name[0]) return true;
-    struct served_model *model = models_find(ex->server, name);
+    struct served_model *model = models_find(ex->server, name, &adapter);
     if (!model && ex->route->kind->has_tags && oai_cut_tag(name))
-        model = models_find(ex->server, name);
+        model = models_find(ex->server, name, &adapter);
     if (!model) return refuse_absent(ex, name);
     ex->model = model;
     return true;
@@ -456,8 +470,9 @@ static struct served_model *first_loaded(const struct models *models) {
 struct served_model *models_take(struct exchange *ex) {
     if (ex->holds) return ex->model;
     const char *name = MHD_lookup_connection_value(ex->connection, MHD_GET_ARGUMENT_KIND, "model");
+    const char *adapter = NULL;
     struct served_model *model =
-        name ? models_find(ex->server, name) : first_loaded(&ex->server->models);
+        name ? models_find(ex->server, name, &adapter) : first_loaded(&ex->server->models);
     if (name && !model) {
         (void)refuse_absent(ex, name);
         exchange_refuse(ex);
@@ -470,6 +485,11 @@ struct served_model *models_take(struct exchange *ex) {
         return NULL;
     }
     hold_model(ex);
+    if (adapter && !exchange_take_adapter(ex, adapter)) {
+        (void)refuse_absent(ex, name);
+        exchange_refuse(ex);
+        return NULL;
+    }
     return model;
 }
 
@@ -540,6 +560,7 @@ static const struct oai_listed *list_models(const struct models *models) {
     for (int i = 0; i < models->count; i++) {
         const struct served_model *model = &models->items[i];
         const double size = (double)atomic_load(&model->size);
+        struct engine_adapter_row *adapters = models->adapters + (size_t)i * ENGINE_ADAPTERS_MAX;
         rows[i] =
             (struct oai_listed){.names = model->rules.names,
                                 .name_count = model->rules.name_count,
@@ -551,7 +572,10 @@ static const struct oai_listed *list_models(const struct models *models) {
                                 .pinned = model->options->pinned,
                                 .waiting = model->waiting_count,
                                 .fault = model->state == SERVED_FAILED ? &model->fault : NULL,
-                                .info = model->state == SERVED_LOADED ? model->rules.info : NULL};
+                                .info = model->state == SERVED_LOADED ? model->rules.info : NULL,
+                                .adapters = adapters};
+        if (model->state == SERVED_LOADED)
+            rows[i].adapter_count = engine_adapters(model->engine, adapters, ENGINE_ADAPTERS_MAX);
     }
     return rows;
 }

@@ -30,7 +30,8 @@ struct models {
     struct served_model *items; /* the first is that of requests that name none */
     int count;
     struct oai_listed *listed; /* [count] their descriptions, filled by each models_render */
-    double allowance;          /* loads that may begin now, refilled by model_loads */
+    struct engine_adapter_row *adapters; /* [count][ENGINE_ADAPTERS_MAX] those of `listed` */
+    double allowance;                    /* loads that may begin now, refilled by model_loads */
     int64_t refilled_ns;
     bool planning;                /* plan_models runs: what it does may call it again */
     struct served_model *working; /* a worker loads or unloads it; NULL: none */
@@ -44,8 +45,10 @@ int models_open(struct server *server, struct fault *fault);
 int models_start(struct server *server, struct engine *engine, struct fault *fault);
 void models_close(struct server *server); /* no worker is at work: models_busy */
 
-/* Finds a model by one of its names. NULL: there is none. */
-struct served_model *models_find(const struct server *server, const char *name);
+/* Finds a model by one of its names, or by that of one of its adapters (served_has_name). NULL:
+ * there is none. */
+struct served_model *models_find(const struct server *server, const char *name,
+                                 const char **adapter);
 /* Finds the model of a request in its body, and enters it. false: the exchange has an error. */
 bool models_choose(struct exchange *exchange);
 enum models_entry { MODELS_ENTERED, MODELS_WAITS, MODELS_REFUSED };

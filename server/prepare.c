@@ -17,8 +17,8 @@
 #define AGAIN_US       1000 /* a worker waits so long before it asks for a language again */
 
 /* Computes the space of a client's conversations: they are found only by the same key with the same
- * salt on the same model. The hash has a secret of the engine as its key, so nobody can aim at
- * another client's space. */
+ * salt on the same model with the same adapter, by its numbers. The hash has a secret of the engine
+ * as its key, so nobody can aim at another client's space. */
 int prepare_space(const struct exchange *ex, const char *salt, uint8_t space[16]) {
     const struct oai_rules *rules = &ex->model->rules;
     const char *parts[] = {salt, rules->names[0]};
@@ -31,6 +31,7 @@ int prepare_space(const struct exchange *ex, const char *salt, uint8_t space[16]
         buf_add(&text, &size, sizeof size);
         buf_str(&text, parts[i]);
     }
+    if (ex->adapter.number) buf_add(&text, ex->adapter.digest, sizeof ex->adapter.digest);
     bool failed = text.failed;
     if (!failed) sip_hash128(rules->info->space_key, text.data, text.size, space);
     buf_close(&text);
@@ -395,6 +396,10 @@ static int make_jobs(struct exchange *ex) {
             "Invalid value for 'prompt': this server queues at most %d prompts, found "
             "%d.",
             most, count);
+    if (ex->request.adapter && !exchange_take_adapter(ex, ex->request.adapter))
+        return oai_refuse(&ex->error, 404, "model_not_found", "model",
+                          "The adapter `%.128s` has been unloaded.", ex->request.adapter);
+    ex->request.sampling.adapter = ex->adapter.number;
     ex->jobs = mem_try_alloc((size_t)count, sizeof *ex->jobs);
     ex->progress = mem_try_alloc((size_t)count, sizeof *ex->progress);
     if (!ex->jobs || !ex->progress ||
@@ -447,7 +452,12 @@ static int make_result(struct exchange *ex) {
         int rc = open_constraint(ex);
         return rc ? rc : make_jobs(ex);
     }
-    if (find_prompt(ex, 0, &ids)) return -1;
+    if (ex->request.kind->work) {
+        ids = (struct engine_ids){0};
+        if (ex->request.kind->work(ex->model->engine, &ex->request, &ex->error)) return -1;
+    } else if (find_prompt(ex, 0, &ids)) {
+        return -1;
+    }
     ex->request.kind->answer(&ex->answer.body, &ex->model->rules, &ex->request, &ids);
     ex->answer.status = 200;
     return 0;
@@ -464,6 +474,7 @@ void prepare_end(struct exchange *ex) {
     ex->request.constraint = NULL;
     ex->request.salt = ex->request.session = ex->request.suffix = NULL;
     ex->request.files = NULL;
+    ex->request.adapter = ex->request.adapter_path = NULL;
     if (!ex->job_count) arena_close(&ex->arena); /* a text answer is complete */
 }
 

@@ -77,8 +77,13 @@ static int64_t resident_bytes(void) {
     return (int64_t)pages * sysconf(_SC_PAGESIZE);
 }
 
-/* Returns a model's part of the metrics, with its statuses [replica_count]. */
-static struct stats_model metrics_of(struct served_model *model, struct engine_status *statuses) {
+/* Returns a model's part of the metrics, with its statuses [replica_count] and its adapters
+ * [ENGINE_ADAPTERS_MAX]. */
+static struct stats_model metrics_of(struct served_model *model, struct engine_status *statuses,
+                                     struct engine_adapter_row *adapters) {
+    const int adapter_count = model->state == SERVED_LOADED
+                                  ? engine_adapters(model->engine, adapters, ENGINE_ADAPTERS_MAX)
+                                  : 0;
     for (int i = 0; i < model->stats.replica_count; i++) served_status(model, i, &statuses[i]);
     return (struct stats_model){.name = model->rules.names[0],
                                 .stats = &model->stats,
@@ -88,7 +93,9 @@ static struct stats_model metrics_of(struct served_model *model, struct engine_s
                                 .memory_bytes = model->memory_bytes,
                                 .loads = model->loads,
                                 .unloads = model->unloads,
-                                .failures = model->failures};
+                                .failures = model->failures,
+                                .adapters = adapters,
+                                .adapter_count = adapter_count};
 }
 
 static void get_metrics(struct exchange *ex) {
@@ -112,7 +119,8 @@ static void get_metrics(struct exchange *ex) {
     if (models && statuses) {
         replicas = 0;
         for (int i = 0; i < count; replicas += served[i++].stats.replica_count)
-            models[i] = metrics_of(&served[i], statuses + replicas);
+            models[i] = metrics_of(&served[i], statuses + replicas,
+                                   server->models.adapters + (size_t)i * ENGINE_ADAPTERS_MAX);
         stats_render(&ex->answer.body, &input);
         ex->answer.content_type = "text/plain; version=0.0.4; charset=utf-8";
     } else {

@@ -39,6 +39,30 @@ static int set_names(struct served_model *model, const char *names, struct fault
     return fault_set(fault, ERR_INVALID, "served-model-name", "the name is empty");
 }
 
+/* Of a model that is not loaded, those are known that are loaded with it. */
+static bool served_has_adapter(const struct served_model *model, const char *name) {
+    const struct engine_options *options = &model->engine_options;
+    const size_t size = strlen(name);
+    if (model->engine) return engine_adapter_take(model->engine, name, NULL);
+    for (size_t i = 0; i < options->adapter_count; i++)
+        if (strncmp(options->adapters[i], name, size) == 0 && options->adapters[i][size] == '=')
+            return true;
+    return false;
+}
+
+bool served_has_name(const struct served_model *model, const char *name, const char **adapter) {
+    const struct oai_rules *rules = &model->rules;
+    *adapter = NULL;
+    for (int i = 0; i < rules->name_count; i++)
+        if (strcmp(rules->names[i], name) == 0) return true;
+    const char *part = oai_adapter_part(rules->names, rules->name_count, name);
+    if (part && served_has_adapter(model, part))
+        *adapter = part;
+    else if (served_has_adapter(model, name))
+        *adapter = name;
+    return *adapter != NULL;
+}
+
 static bool note_progress(void *arg, uint64_t done, uint64_t total, const char *what) {
     struct served_model *model = arg;
     (void)what;

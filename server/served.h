@@ -73,6 +73,9 @@ struct served_work {
     int rc;
     struct fault fault;
 };
+/* Returns whether the name is one of the model's, or an adapter's of the model: its own, or behind
+ * one of the model's and a colon. *adapter: the adapter's name in it, or NULL. */
+bool served_has_name(const struct served_model *model, const char *name, const char **adapter);
 /* Returns whether the facts are known, and the model's file or directory is the one of which they
  * are. */
 bool served_is_checked(const struct served_model *model);

@@ -53,6 +53,7 @@ struct server_model {
     bool split_reasoning;         /* text between <think> tags is returned separately */
     const char *tool_call_parser; /* "auto", "none" or a tool_form's name, see oai_find_tools */
     bool pinned;                  /* loaded at the start, and stays */
+    struct server_list adapters;  /* for engine_options */
     const struct engine_options *engine; /* all but progress, wake, arg and space_key */
 };
 

@@ -521,6 +521,22 @@ static void write_model_counts(struct writer *w, const struct stats_model *model
                  "Loads and checks of the model that failed.", (double)model->failures);
 }
 
+static void write_adapter_counts(struct writer *w, const struct stats_model *model) {
+    static const char total[] = "keepd_adapter_requests_total";
+    int64_t bytes = 0;
+    for (int i = 0; i < model->adapter_count; i++) bytes += model->adapters[i].bytes;
+    write_single(w, "keepd_adapters", "gauge", "LoRA adapters that are loaded.",
+                 model->adapter_count);
+    write_single(w, "keepd_adapter_bytes", "gauge",
+                 "Memory of the numbers of loaded adapters, on each replica.", (double)bytes);
+    write_head(w, total, "counter", "Requests by adapter, while it is loaded.");
+    for (int i = 0; i < model->adapter_count; i++) {
+        char label[ENGINE_ADAPTER_NAME + 16];
+        snprintf(label, sizeof label, "adapter=\"%s\"", model->adapters[i].name);
+        write_sample(w, total, label, (double)model->adapters[i].requests);
+    }
+}
+
 static void write_replica(struct writer *w, const struct stats_input *input,
                           const struct stats_model *model, int replica) {
     const struct stats_requests *requests = &model->stats->replicas[replica];
@@ -538,6 +554,7 @@ static void write_replica(struct writer *w, const struct stats_input *input,
     write_keepd(w, status);
     if (replica > 0) return;
     write_model_counts(w, model);
+    write_adapter_counts(w, model);
     write_state_counts(w, status);
     if (model != input->models) return;
     write_rejected(w, input->rejected);

@@ -76,6 +76,8 @@ struct stats_model {
     int waiting;                          /* requests that wait until it is loaded */
     int64_t memory_bytes;
     uint64_t loads, unloads, failures;
+    const struct engine_adapter_row *adapters; /* [adapter_count] of a loaded model */
+    int adapter_count;
 };
 
 struct stats_input {

@@ -18,6 +18,7 @@ static void add_rows(struct sched *sched, struct sched_step *step, struct sequen
                            .behind = due_behind(&seq->kv, &seq->due),
                            .peeks = seq->drafted > 0 && sched->options.shape.states > 0,
                            .second = seq->job->request.second,
+                           .adapter = seq->job->request.adapter,
                            .rule = &seq->kv.rule};
     memcpy(sched->rows + step->batch.rows, seq->tokens + seq->due.tokens,
            (size_t)count * sizeof *sched->rows);

@@ -273,6 +273,7 @@ static const struct kern_ops table = {
     .layer_norm = cpu_layer_norm,
     .add = cpu_add,
     .matmul = cpu_matmul,
+    .low_rank = cpu_low_rank,
     .add_norm = cpu_add_norm,
     .soft_cap = cpu_soft_cap,
     .qk_norm = cpu_qk_norm,

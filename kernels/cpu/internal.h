@@ -360,6 +360,8 @@ void cpu_scale(struct kern *kern, float *x, const float *factor, int rows, int d
 void cpu_open_gates(struct kern *kern, float *x, const float *gates, int rows, int dim, bool one);
 void cpu_gather_rows(struct kern *kern, float *y, const float *x, const int32_t *index, int count,
                      int dim);
+void cpu_low_rank(struct kern *kern, float *y, const float *x, const struct kern_low_rank *products,
+                  const int32_t *rows, int count);
 int cpu_sample(struct kern *kern, const float *logits, int rows, int vocab,
                const struct kern_sample *params, struct kern_sampled *out);
 

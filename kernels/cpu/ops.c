@@ -79,6 +79,29 @@ void cpu_gather_rows(struct kern *kern, float *y, const float *x, const int32_t 
     run_rows(&job, count, dim);
 }
 
+static void scatter_row(const struct row_job *job, int64_t row) {
+    float *y = job->y + (int64_t)job->index[row] * job->dim;
+    const float *x = job->x + row * job->dim;
+    for (int i = 0; i < job->dim; i++) y[i] += x[i];
+}
+
+/* The sum of a row is complete before it is added, so that it has the same bits whichever rows are
+ * computed with it. */
+void cpu_low_rank(struct kern *kern, float *y, const float *x, const struct kern_low_rank *products,
+                  const int32_t *rows, int count) {
+    const struct kern_low_rank *p = products;
+    cpu_gather_rows(kern, p->in, x, rows, count, (int)p->down->cols);
+    cpu_matmul(kern, p->low, p->in, p->down, NULL, count, KERN_SET);
+    cpu_matmul(kern, p->out, p->low, p->up, NULL, count, KERN_SET);
+    struct row_job job = {.cpu = cpu_of(kern),
+                          .one = scatter_row,
+                          .y = y,
+                          .x = p->out,
+                          .index = rows,
+                          .dim = (int)p->up->width};
+    run_rows(&job, count, job.dim);
+}
+
 /* ---- Norm and activation ---- */
 
 static void norm_row(const struct row_job *job, int64_t row) {

@@ -127,6 +127,9 @@ struct oai_kind {
     void (*answer)(struct buf *out, const struct oai_rules *rules,
                    const struct oai_request *request, const struct engine_ids *ids);
     const struct oai_form *form;
+    /* Changes the engine before `answer`, on a worker; may take seconds. 0, or -1 with *error. NULL
+     * where nothing is changed. */
+    int (*work)(struct engine *engine, const struct oai_request *request, struct oai_error *error);
     /* Returns the kind as which the body is read, if a route has several; NULL: this one. */
     const struct oai_kind *(*choose)(const cJSON *body);
     const struct oai_alias
@@ -140,7 +143,8 @@ struct oai_kind {
 extern const struct oai_kind oai_chat, oai_completion, oai_native, oai_infill, oai_tokenize,
     oai_detokenize, oai_template, oai_responses, oai_messages, oai_count_tokens, oai_chat_count,
     oai_invocation, oai_embeddings, oai_rerank, oai_rerank_v2, oai_score, oai_ollama_chat,
-    oai_ollama_generate, oai_ollama_embed, oai_ollama_embeddings, oai_ollama_show_kind;
+    oai_load_adapter, oai_unload_adapter, oai_ollama_generate, oai_ollama_embed,
+    oai_ollama_embeddings, oai_ollama_show_kind;
 /* Gives the error's field the name that the request's client knows. */
 void oai_rename_field(const struct oai_request *request, struct oai_error *error);
 /* Returns the form of errors for a path that is a row's with another method, or that is no route

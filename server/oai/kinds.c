@@ -20,6 +20,8 @@ static const struct oai_kind *const kinds[] = {
     &oai_rerank,
     &oai_rerank_v2,
     &oai_score,
+    &oai_load_adapter,
+    &oai_unload_adapter,
     &oai_ollama_chat,
     &oai_ollama_generate,
     &oai_ollama_embed,

@@ -44,14 +44,20 @@ static void write_status(struct buf *out, const struct oai_listed *model) {
     if (model->memory_bytes) buf_fmt(out, ",\"memory_bytes\":%" PRId64, model->memory_bytes);
 }
 
+/* `adapter`: `id` is that of one of the model's adapters, whose parent it is. */
 static void write_model(struct buf *out, const struct oai_listed *model, const char *id,
-                        int64_t created) {
+                        bool adapter, int64_t created) {
     buf_str(out, "{\"id\":");
     write_str(out, id);
     buf_fmt(out, ",\"object\":\"model\",\"created\":%" PRId64 ",\"owned_by\":\"keepd\",\"root\":",
             created);
-    write_str(out, model->names[0]);
-    buf_fmt(out, ",\"parent\":null,\"max_model_len\":%d", model->max_model_len);
+    write_str(out, adapter ? id : model->names[0]);
+    buf_str(out, ",\"parent\":");
+    if (adapter)
+        write_str(out, model->names[0]);
+    else
+        buf_str(out, "null");
+    buf_fmt(out, ",\"max_model_len\":%d", model->max_model_len);
     write_anthropic(out, model->max_model_len, id, created);
     write_status(out, model);
     buf_char(out, '}');
@@ -64,13 +70,18 @@ void oai_render_models(struct buf *out, const struct oai_listed *models, int cou
     for (int i = 0; i < count; i++) {
         for (int k = 0; k < models[i].name_count; k++) {
             if (i + k) buf_char(out, ',');
-            write_model(out, &models[i], models[i].names[k], created);
+            write_model(out, &models[i], models[i].names[k], false, created);
+        }
+        for (int k = 0; k < models[i].adapter_count; k++) {
+            buf_char(out, ',');
+            write_model(out, &models[i], models[i].adapters[k].name, true, created);
         }
     }
     buf_str(out, "],\"has_more\":false,\"first_id\":");
     write_str(out, models[0].names[0]);
     buf_str(out, ",\"last_id\":");
-    write_str(out, last->names[last->name_count - 1]);
+    write_str(out, last->adapter_count ? last->adapters[last->adapter_count - 1].name
+                                       : last->names[last->name_count - 1]);
     buf_char(out, '}');
 }
 
@@ -79,7 +90,14 @@ bool oai_render_model(struct buf *out, const struct oai_listed *models, int coun
     for (int i = 0; i < count; i++) {
         for (int k = 0; k < models[i].name_count; k++) {
             if (strcmp(models[i].names[k], id)) continue;
-            write_model(out, &models[i], id, created);
+            write_model(out, &models[i], id, false, created);
+            return true;
+        }
+        for (int k = 0; k < models[i].adapter_count; k++) {
+            const char *name = models[i].adapters[k].name;
+            const char *part = oai_adapter_part(models[i].names, models[i].name_count, id);
+            if (strcmp(name, id) && (!part || strcmp(name, part))) continue;
+            write_model(out, &models[i], name, true, created);
             return true;
         }
     }
@@ -130,6 +148,21 @@ static const char *pooling_name(enum engine_pooling pooling) {
     return names[pooling];
 }
 
+static void write_adapters(struct buf *out, struct engine *engine, int most) {
+    struct engine_adapter_row rows[ENGINE_ADAPTERS_MAX];
+    const int count = engine_adapters(engine, rows, ENGINE_ADAPTERS_MAX);
+    buf_fmt(out, ",\"max_loras\":%d,\"lora_adapters\":[", most);
+    for (int i = 0; i < count; i++) {
+        buf_str(out, i ? ",{\"name\":" : "{\"name\":");
+        write_str(out, rows[i].name);
+        buf_fmt(out, ",\"rank\":%d,\"bytes\":%" PRId64 ",\"requests_active\":%d,\"digest\":\"",
+                rows[i].rank, rows[i].bytes, rows[i].users);
+        for (size_t k = 0; k < sizeof rows[i].digest; k++) buf_fmt(out, "%02x", rows[i].digest[k]);
+        buf_str(out, "\"}");
+    }
+    buf_char(out, ']');
+}
+
 void oai_render_server_info(struct buf *out, const struct oai_rules *rules) {
     const struct engine_info *info = rules->info;
     buf_str(out, "{\"served_model_name\":");
@@ -159,6 +192,7 @@ void oai_render_server_info(struct buf *out, const struct oai_rules *rules) {
         write_path_name(out, info->draft_model);
     else
         buf_str(out, "null");
+    write_adapters(out, rules->engine, info->max_adapters);
     buf_fmt(
         out,
         ",\"draft_bytes\":%" PRId64 ",\"draft_tokens\":%d"

@@ -113,8 +113,8 @@ struct oai_rules {
     int64_t seed;           /* the seed of requests without one; -1 = random */
     bool strict;            /* unknown fields are refused */
     size_t body_bytes;
-    const struct engine *engine; /* for texts in fields that stand for tokens */
-    struct oai_think think;      /* both -1: answers are not split */
+    struct engine *engine;  /* for texts in fields that stand for tokens, and for adapters */
+    struct oai_think think; /* both -1: answers are not split */
     struct oai_channels channels;
     struct oai_tool_style tools;
     struct oai_fim fim;
@@ -238,7 +238,14 @@ struct oai_request {
      * gave sampling.seed. */
     struct engine_request sampling;
     bool seed_given;
+    /* The adapter that the model's name asks for, or that is to be loaded or unloaded, and where it
+     * is; they point into the tree. NULL: none. */
+    const char *adapter, *adapter_path;
 };
+
+/* Returns what follows one of these names and a colon, the name of an adapter ("base:adapter");
+ * NULL: the name begins with none of them. */
+const char *oai_adapter_part(const char *const *names, int count, const char *name);
 
 /* Parses a body into a tree. Errors use OpenAI's wording. */
 int oai_parse_json(const char *data, size_t size, const struct oai_rules *rules, cJSON **tree,
@@ -455,9 +462,11 @@ struct oai_listed {
     double progress;      /* part that is loaded, 0 to 1 */
     int64_t memory_bytes; /* taken while it is loaded; 0: not known */
     bool pinned;
-    int waiting;                    /* requests that wait until it is loaded */
-    const struct fault *fault;      /* NULL: it can be loaded, as far as is known */
-    const struct engine_info *info; /* NULL: it is not loaded */
+    int waiting;                               /* requests that wait until it is loaded */
+    const struct fault *fault;                 /* NULL: it can be loaded, as far as is known */
+    const struct engine_info *info;            /* NULL: it is not loaded */
+    const struct engine_adapter_row *adapters; /* [adapter_count] of a loaded model */
+    int adapter_count;
 };
 /* Write /api/tags and /api/ps in Ollama's form. */
 void oai_render_tags(struct buf *out, const struct oai_listed *models, int count, int64_t created);

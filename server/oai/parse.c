@@ -25,10 +25,34 @@ static bool is_served(const struct oai_reader *r, const char *name) {
     return false;
 }
 
+const char *oai_adapter_part(const char *const *names, int count, const char *name) {
+    for (int i = 0; i < count; i++) {
+        const size_t size = strlen(names[i]);
+        if (strncmp(name, names[i], size) == 0 && name[size] == ':') return name + size + 1;
+    }
+    return NULL;
+}
+
+/* Returns the adapter that the name stands for: base:adapter, or the adapter's own. NULL: none. */
+static const char *find_named_adapter(const struct oai_reader *r, const char *name) {
+    const char *part = oai_adapter_part(r->rules->names, r->rules->name_count, name);
+    if (!r->rules->info->max_adapters) return NULL;
+    if (part && engine_adapter_take(r->rules->engine, part, NULL)) return part;
+    return engine_adapter_take(r->rules->engine, name, NULL) ? name : NULL;
+}
+
 int oai_read_model(struct oai_reader *r, const char *field) {
     const char *name = NULL;
     if (oai_get_str(r, NULL, r->body, field, &name)) return -1;
     if (!name || is_served(r, name)) return 0;
+    r->out->adapter = find_named_adapter(r, name);
+    if (!r->out->adapter && r->out->kind->has_tags) {
+        char *plain = arena_alloc(r->arena, strlen(name) + 1, 1);
+        if (!plain) return oai_no_memory(r);
+        memcpy(plain, name, strlen(name) + 1);
+        if (oai_cut_tag(plain)) r->out->adapter = find_named_adapter(r, plain);
+    }
+    if (r->out->adapter) return 0;
     char served[256] = "";
     size_t used = 0;
     for (int i = 0; i < r->rules->name_count && used < sizeof served; i++)

@@ -635,6 +635,56 @@ Test(ops, gather) {
     free(x), free(y);
 }
 
+/* A row's bits do not depend on the rows beside it, and rows that are not named stay as they are.
+ */
+static void check_low_rank(struct kern *kern, int rank) {
+    enum { IN = 70, OUT = 45, ROWS = 37 };
+    float *a = fresh((size_t)(rank * IN), 5), *b = fresh((size_t)(OUT * rank), 6);
+    float *x = fresh((size_t)(ROWS * IN), 7), *y = fresh((size_t)(ROWS * OUT), 8);
+    float *was = fresh((size_t)(ROWS * OUT), 8), *alone = fresh((size_t)(ROWS * OUT), 8);
+    float *in = fresh((size_t)(ROWS * IN), 0), *low = fresh((size_t)(ROWS * rank), 0);
+    float *out = fresh((size_t)(ROWS * OUT), 0);
+    const struct kern_matrix down = {.data = a, .dtype = KERN_F32, .rows = rank, .cols = IN};
+    const struct kern_matrix up = {
+        .data = b, .dtype = KERN_F32, .rows = OUT, .cols = rank, .factor = 1.5f};
+    struct kern_weight *weights[2];
+    int32_t rows[ROWS];
+    int count = 0;
+    MUST(kern->ops->weight_load(kern, &down, 1, KERN_SHARD_COLS, &weights[0], NULL));
+    MUST(kern->ops->weight_load(kern, &up, 1, KERN_SHARD_NONE, &weights[1], NULL));
+    const struct kern_low_rank pair = {weights[0], weights[1], in, low, out};
+    for (int i = 0; i < ROWS; i++)
+        if (i % 3) rows[count++] = i;
+    kern->ops->low_rank(kern, y, x, &pair, rows, count);
+    for (int i = count - 1; i >= 0; i--) kern->ops->low_rank(kern, alone, x, &pair, &rows[i], 1);
+    cr_assert_eq(memcmp(y, alone, (size_t)(ROWS * OUT) * sizeof *y), 0, "%s", kern->ops->name);
+    for (int r = 0; r < ROWS; r++)
+        for (int o = 0; o < OUT; o++) {
+            double sum = was[r * OUT + o];
+            for (int k = 0; k < rank && r % 3; k++) {
+                double dot = 0;
+                for (int i = 0; i < IN; i++) dot += (double)a[k * IN + i] * x[r * IN + i];
+                sum += 1.5 * (double)b[o * rank + k] * dot;
+            }
+            cr_assert_float_eq(y[r * OUT + o], sum, r % 3 ? 1e-4 : 0, "%s: row %d: %g not %g",
+                               kern->ops->name, r, y[r * OUT + o], sum);
+        }
+    kern->ops->weight_free(kern, weights[0]);
+    kern->ops->weight_free(kern, weights[1]);
+    free(a), free(b), free(x), free(y), free(was), free(alone), free(in), free(low), free(out);
+}
+
+Test(ops, low_rank) {
+    for (int path = 0; path < PATH_COUNT; path++) {
+        struct kern *kern = path_open(path, 2);
+        if (!kern) continue;
+        check_low_rank(kern, 1);
+        check_low_rank(kern, 8);
+        check_low_rank(kern, 40);
+        kern->ops->close(kern);
+    }
+}
+
 /* ---- Rotation ---- */
 
 static void norm_exact(double *x, const float *w, int dim, double eps) {
