@@ -38,7 +38,7 @@ struct adapter_table {
     pthread_cond_t tried;                          /* a replica has tried to place an adapter */
     struct adapter_slot slots[MODEL_ADAPTERS_MAX]; /* number - 1 */
     int most;                                      /* 0: there are none */
-    int64_t bytes, bytes_most;                     /* of all that are not free */
+    int64_t bytes, bytes_most;                     /* memory of all that are not free */
     atomic_uint changes;                           /* read without the lock */
 };
 

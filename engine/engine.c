@@ -382,7 +382,7 @@ int engine_adapter_load(struct engine *e, const char *name, const char *path, st
     if (rc) return rc;
     wake_replicas(e);
     rc = adapters_wait(&e->adapters, number, e->replica_count, fault);
-    if (rc) wake_replicas(e); /* those that have it remove it */
+    if (rc) wake_replicas(e); /* replicas that have it remove it */
     return rc;
 }
 

@@ -193,7 +193,7 @@ static void op_matmul(struct kern *kern, float *y, const float *x, const struct 
 }
 
 struct low_rank {
-    struct view y, x, in, low, out;
+    struct ranks_view y, x, in, low, out;
     const struct kern_low_rank *products;
     const int32_t *rows;
     int count;
@@ -204,10 +204,11 @@ static void low_rank_on(struct ranks *ranks, struct kern *kern, int rank, void *
     const struct low_rank *op = arg;
     const struct kern_low_rank own = {.down = op->products->down->rank[rank],
                                       .up = op->products->up->rank[rank],
-                                      .in = on(op->in, rank),
-                                      .low = on(op->low, rank),
-                                      .out = on(op->out, rank)};
-    kern->ops->low_rank(kern, on(op->y, rank), on(op->x, rank), &own, op->rows, op->count);
+                                      .in = ranks_view_on(op->in, rank),
+                                      .low = ranks_view_on(op->low, rank),
+                                      .out = ranks_view_on(op->out, rank)};
+    kern->ops->low_rank(kern, ranks_view_on(op->y, rank), ranks_view_on(op->x, rank), &own,
+                        op->rows, op->count);
 }
 
 static void op_low_rank(struct kern *kern, float *y, const float *x,
@@ -215,11 +216,11 @@ static void op_low_rank(struct kern *kern, float *y, const float *x,
     struct ranks *ranks = ranks_of(kern);
     const bool splits = products->up->shard == KERN_SHARD_ROWS;
     const bool joins = products->down->shard == KERN_SHARD_COLS;
-    struct low_rank op = {.x = view_as(ranks, x, joins),
-                          .y = view_as(ranks, y, splits),
-                          .in = view_to(ranks, products->in, joins),
-                          .low = view_to(ranks, products->low, false),
-                          .out = view_to(ranks, products->out, splits),
+    struct low_rank op = {.x = ranks_view_as(ranks, x, joins),
+                          .y = ranks_view_as(ranks, y, splits),
+                          .in = ranks_view_to(ranks, products->in, joins),
+                          .low = ranks_view_to(ranks, products->low, false),
+                          .out = ranks_view_to(ranks, products->out, splits),
                           .products = products,
                           .rows = rows,
                           .count = count};

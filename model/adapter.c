@@ -21,7 +21,7 @@
     "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and down_proj of layers that have them "   \
     "as matrices of their own"
 
-/* One of the two tensors of a matrix. */
+/* The two tensors of a matrix. */
 enum half { HALF_A, HALF_B };
 
 struct adapter_reader {
@@ -228,7 +228,7 @@ static int find_pair(struct adapter_reader *r, enum role role, int layer, int64_
     tensor_shape(r->config, role, layer, &out->rows, &own_cols);
     out->a = out->b = NULL;
     out->rank = 0;
-    if (!has_own_tensor(r, role, layer)) return 0; /* its tensors are refused by name */
+    if (!has_own_tensor(r, role, layer)) return 0; /* such tensors are refused by name */
     out->a = find_half(r, role, layer, HALF_A);
     out->b = find_half(r, role, layer, HALF_B);
     if (!out->a && !out->b) return 0;

@@ -24,7 +24,7 @@
 #include "model/model.h"
 #include "model/tensors.h"
 
-#define ADAPTER_RANK_MAX 512 /* of one matrix */
+#define ADAPTER_RANK_MAX 512 /* the largest rank of one matrix */
 
 enum adapter_site { ADAPTER_QKV, ADAPTER_O, ADAPTER_GATE_UP, ADAPTER_DOWN, ADAPTER_SITES };
 
@@ -43,7 +43,7 @@ struct adapter {
     struct adapter_product *products; /* [layers * ADAPTER_SITES], layer by layer */
     int layers;
     int rank;     /* the largest of a matrix */
-    size_t bytes; /* of the numbers of all products */
+    size_t bytes; /* memory of all numbers */
     uint8_t digest[SHA256_BYTES];
 };
 

@@ -39,7 +39,7 @@ static int set_names(struct served_model *model, const char *names, struct fault
     return fault_set(fault, ERR_INVALID, "served-model-name", "the name is empty");
 }
 
-/* Of a model that is not loaded, those are known that are loaded with it. */
+/* Adapters of a model that is not loaded: those are known that come with it. */
 static bool served_has_adapter(const struct served_model *model, const char *name) {
     const struct engine_options *options = &model->engine_options;
     const size_t size = strlen(name);

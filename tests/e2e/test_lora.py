@@ -126,7 +126,7 @@ def cached(r):
 
 
 def test_conversations_keep_to_their_adapter(daemon, files, tmp_path):
-    flags = ("--model", str(NANO), *loras(files, "all", "qv"), "--state-dir", str(tmp_path / "state"), "--kv-policy", "full")
+    flags = ("--model", str(NANO), *loras(files, "all", "qv"), "--state-dir", str(tmp_path / "state"))
     d, names = daemon(*flags), ("keepd-nano", "all", "qv")
     firsts = {name: ask(d, name, LONG, max_tokens=4) for name in names}
     assert [cached(firsts[name]) for name in names] == [0, 0, 0]  # the same prompt each time

@@ -355,7 +355,7 @@ Test(adapter, other_gguf_files_are_refused_by_key) {
                   true, MOST, ERR_UNSUPPORTED, "token_embd.weight.lora_a");
 }
 
-/* Their products are parts of joined tensors, experts or latent attention. */
+/* Parts of joined tensors, experts and latent attention are such products. */
 Test(adapter, fused_and_expert_targets_are_refused_by_name) {
     check_refused("phi3", (struct writing){.targets = 1}, false, MOST, ERR_UNSUPPORTED, FIRST);
     check_refused("qwen3moe", (struct writing){.targets = 0x10}, false, MOST, ERR_UNSUPPORTED,
