@@ -31,7 +31,13 @@ static __global__ void k_fold_preference(const struct evict_args a) {
 struct layer {
     const struct streams_args &streams;
     int first, index; /* state of the sequence's first stream; the layer's number */
+    struct layer_place place;
 };
+
+static __device__ __forceinline__ struct layer layer_at(const struct streams_args &streams,
+                                                        int first, int index) {
+    return {streams, first, index, streams.pages.layer_places[index]};
+}
 
 static __device__ __forceinline__ const struct stream_state &head_of(const struct layer &l,
                                                                      int head) {
@@ -40,7 +46,7 @@ static __device__ __forceinline__ const struct stream_state &head_of(const struc
 
 static __device__ double preference(const struct kern_rule &rule, const struct layer &l) {
     double entropy = 0, variance = 0;
-    for (int i = 0; i < l.streams.pages.heads_model; i++) {
+    for (int i = 0; i < l.place.heads_model; i++) {
         entropy += head_of(l, i).measured[0];
         variance += head_of(l, i).measured[1];
     }
@@ -68,15 +74,16 @@ static __device__ void set_allotment(struct cutoff *cutoff, int64_t allotment) {
 }
 
 /* Stores the allotments of a layer's streams on this rank. */
-static __device__ void set_own_allotments(const struct pages &p, const struct allot_part *parts,
-                                          struct cutoff *cutoffs) {
-    for (int i = 0; i < p.heads_kv; i++) set_allotment(&cutoffs[i], parts[p.head_first + i].part);
+static __device__ void set_own_allotments(const struct layer_place &place,
+                                          const struct allot_part *parts, struct cutoff *cutoffs) {
+    for (int i = 0; i < place.heads; i++)
+        set_allotment(&cutoffs[i], parts[place.head_first + i].part);
 }
 
 /* Splits a layer's allotment over its heads, evenly; a thread per layer. */
 static __device__ void split_heads(const struct layer &l, int64_t room, struct allot_part *parts,
                                    struct cutoff *cutoffs) {
-    int heads = l.streams.pages.heads_model;
+    int heads = l.place.heads_model;
     for (int i = 0; i < heads; i++) {
         parts[i] = {};
         parts[i].weight = 1;
@@ -84,13 +91,13 @@ static __device__ void split_heads(const struct layer &l, int64_t room, struct a
         parts[i].least = head_of(l, i).fixed;
     }
     allot_split(parts, heads, room);
-    set_own_allotments(l.streams.pages, parts, cutoffs);
+    set_own_allotments(l.place, parts, cutoffs);
 }
 
 /* The layer's unprotected entries as a part to split. Returns the number of protected ones. */
 static __device__ int64_t layer_part(const struct layer &l, float weight, struct allot_part *part) {
     int64_t fixed = 0, held = 0;
-    for (int i = 0; i < l.streams.pages.heads_model; i++) {
+    for (int i = 0; i < l.place.heads_model; i++) {
         fixed += head_of(l, i).fixed;
         held += head_of(l, i).length;
     }
@@ -111,9 +118,9 @@ static __global__ void k_allot_layers(const struct evict_args a) {
     int first = a.streams.subjects[blockIdx.x].state_first;
     struct allot_part *layers = a.parts + d.first_part, *heads = layers + p.layers;
     float *weights = p.weights + (int64_t)d.slot * p.layers;
-    int64_t fixed = 0, all = (int64_t)p.layers * p.heads_model * d.budget;
+    int64_t fixed = 0, all = (int64_t)p.model_streams * d.budget;
     for (int i = threadIdx.x; i < p.layers; i += (int)blockDim.x) {
-        const struct layer layer = {a.streams, first, i};
+        const struct layer layer = layer_at(a.streams, first, i);
         if (d.measures) weights[i] = layer_weight(d.rule, layer);
         fixed += layer_part(layer, weights[i], &layers[i]);
     }
@@ -123,14 +130,15 @@ static __global__ void k_allot_layers(const struct evict_args a) {
     if (threadIdx.x == 0) allot_split(layers, p.layers, all - fixed);
     __syncthreads();
     for (int i = threadIdx.x; i < p.layers; i += (int)blockDim.x) {
-        const struct layer layer = {a.streams, first, i};
+        const struct layer layer = layer_at(a.streams, first, i);
         int64_t allotment = layers[i].part;
-        for (int head = 0; head < p.heads_model; head++) allotment += head_of(layer, head).fixed;
+        for (int head = 0; head < layer.place.heads_model; head++)
+            allotment += head_of(layer, head).fixed;
         if (d.rule.scope == KERN_SCOPE_LAYER)
             set_allotment(&a.cutoffs[d.first.first_cutoff + i], allotment);
         else
-            split_heads(layer, allotment, heads + i * p.heads_model,
-                        &a.cutoffs[d.first.first_cutoff + i * p.heads_kv]);
+            split_heads(layer, allotment, heads + layer.place.model_first,
+                        &a.cutoffs[d.first.first_cutoff + layer.place.first]);
     }
 }
 
@@ -139,12 +147,12 @@ static __global__ void k_allot_layers(const struct evict_args a) {
 /* Block (state): counts the stream's entries among the best of its scope. */
 static __global__ void k_count_best(const struct evict_args a) {
     SHARED_MEMORY(shared);
-    const struct pages &p = a.streams.pages;
-    if (pages_failed(p)) return;
+    if (pages_failed(a.streams.pages)) return;
     struct stream_state &state = a.streams.states[blockIdx.x];
+    const struct pages p = pages_with(a.streams.pages, state.place.slots);
     const struct due &d = a.due[state.subject];
     const int32_t *table = pages_table(p, d.slot, state.stream);
-    const struct cutoff cutoff = first_cutoff(a, d, state.stream);
+    const struct cutoff cutoff = first_cutoff(a, d, state);
     int mine = 0;
     for (int i = threadIdx.x; i < state.length; i += (int)blockDim.x)
         mine += compare_rank(p, pages_side(p, table, i), state.stream, cutoff, FIELDS) >= 0;
@@ -155,7 +163,7 @@ static __global__ void k_count_best(const struct evict_args a) {
 /* Ada-KV, one layer: see kern_rule.floor. */
 static __device__ void floor_by_count(const struct layer &l, int64_t floor, int64_t room,
                                       struct allot_part *parts, struct cutoff *cutoffs) {
-    int heads = l.streams.pages.heads_model;
+    int heads = l.place.heads_model;
     for (int i = 0; i < heads; i++) {
         const struct stream_state &state = head_of(l, i);
         parts[i] = {};
@@ -163,7 +171,7 @@ static __device__ void floor_by_count(const struct layer &l, int64_t floor, int6
         parts[i].most = state.length;
     }
     allot_split(parts, heads, room);
-    set_own_allotments(l.streams.pages, parts, cutoffs);
+    set_own_allotments(l.place, parts, cutoffs);
 }
 
 /* Block (due): the allotment of every stream. */
@@ -177,12 +185,14 @@ static __global__ void k_allot_floor(const struct evict_args a) {
     struct allot_part *parts = a.parts + d.first_part + p.layers;
     struct cutoff *cutoffs = a.cutoffs + d.second.first_cutoff;
     if (d.rule.scope == KERN_SCOPE_LAYER) {
-        for (int i = threadIdx.x; i < p.layers; i += (int)blockDim.x)
-            floor_by_count({a.streams, first, i}, d.floor, a.cutoffs[d.first.first_cutoff + i].room,
-                           parts + i * p.heads_model, cutoffs + i * p.heads_kv);
+        for (int i = threadIdx.x; i < p.layers; i += (int)blockDim.x) {
+            const struct layer layer = layer_at(a.streams, first, i);
+            floor_by_count(layer, d.floor, a.cutoffs[d.first.first_cutoff + i].room,
+                           parts + layer.place.model_first, cutoffs + layer.place.first);
+        }
         return;
     }
-    int64_t streams = (int64_t)p.layers * p.heads_model;
+    int64_t streams = p.model_streams;
     int64_t least = (streams * d.budget - a.cutoffs[d.first.first_cutoff].room) / streams;
     for (int i = threadIdx.x; i < p.streams; i += (int)blockDim.x) {
         int64_t allotment = states[i].best + least;

@@ -76,7 +76,7 @@ static __device__ void decode_item(const struct attend_args &a, int item, char *
     const int KEYS = S::DECODE_PAGES * S::P, BYTES = S::DECODE_PAGES * S::PAGE;
     const struct fetchers warp = {lane, 32};
     const struct plan_item it = a.items[item];
-    int head = it.stream % a.pages.heads_kv, stream = a.layer * a.pages.heads_kv + head;
+    int head = it.stream % a.pages.heads_kv, stream = a.first + head;
     const struct span s = a.spans[a.decode[it.stream / a.pages.heads_kv]];
     const int32_t *table = pages_table(a.pages, s.slot, stream);
     int length = *pages_length(a.pages, s.slot, stream);
@@ -173,7 +173,7 @@ static __global__ void k_attend_combine(const struct attend_args a) {
     if (index >= a.decode_count * heads || pages_failed(a.pages)) return;
     int row = index / heads, head_q = index % heads, head = head_q / a.group;
     const struct span s = a.spans[a.decode[row]];
-    int length = *pages_length(a.pages, s.slot, a.layer * a.pages.heads_kv + head);
+    int length = *pages_length(a.pages, s.slot, a.first + head);
     if (length <= CHUNK_KEYS) return;
     const struct plan_stream plan = a.streams[row * a.pages.heads_kv + head];
     struct fold f = fold_start(a, head, head_q % a.group);
@@ -211,6 +211,7 @@ struct plan_args {
     const struct span *spans;
     const int32_t *decode;
     int decode_count;
+    uint32_t kinds; /* bit k: layers with heads of kind k have a plan */
     int64_t items_max, streams_max;
     struct plan_item *items;
     struct plan_stream *streams;
@@ -222,7 +223,10 @@ static __global__ void k_plan(const struct plan_args a) {
     SHARED_MEMORY(shared);
     int *room = (int *)shared;
     if (pages_failed(a.pages)) return;
-    int layer = blockIdx.x, streams = a.decode_count * a.pages.heads_kv, total;
+    int layer = blockIdx.x, total;
+    const struct layer_place own = a.pages.layer_places[layer];
+    if (!(a.kinds >> own.kind & 1)) return;
+    const int heads = own.heads, streams = a.decode_count * heads;
     struct plan_item *items = a.items + layer * a.items_max;
     struct plan_stream *plan = a.streams + layer * a.streams_max;
     int at = 0;
@@ -230,9 +234,8 @@ static __global__ void k_plan(const struct plan_args a) {
         for (int first = 0; first < streams; first += (int)blockDim.x) {
             int i = first + (int)threadIdx.x, mine = 0;
             if (i < streams) {
-                int slot = a.spans[a.decode[i / a.pages.heads_kv]].slot;
-                int length =
-                    *pages_length(a.pages, slot, layer * a.pages.heads_kv + i % a.pages.heads_kv);
+                int slot = a.spans[a.decode[i / heads]].slot;
+                int length = *pages_length(a.pages, slot, own.first + i % heads);
                 mine = pass == 0 ? length / CHUNK_KEYS : length % CHUNK_KEYS > 0;
             }
             int place = at + block_scan(mine, room, &total);
@@ -247,9 +250,8 @@ static __global__ void k_plan(const struct plan_args a) {
                 for (int c = 0; c < mine; c++) items[place + c] = {i, c};
             } else {
                 plan[i].tail = mine ? place : -1;
-                int slot = a.spans[a.decode[i / a.pages.heads_kv]].slot;
-                int length =
-                    *pages_length(a.pages, slot, layer * a.pages.heads_kv + i % a.pages.heads_kv);
+                int slot = a.spans[a.decode[i / heads]].slot;
+                int length = *pages_length(a.pages, slot, own.first + i % heads);
                 if (mine) items[place] = {i, length / CHUNK_KEYS};
             }
         }
@@ -259,14 +261,32 @@ static __global__ void k_plan(const struct plan_args a) {
 
 /* ---- The host's side ---- */
 
-/* Latent vectors have no plan: their sums of all heads would take as much memory as the entries.
- * Otherwise an upper bound of items for all decoding rows of one layer: streams have no more chunks
- * than positions, and no more entries than the pool and those that forks share, each counted again.
- */
+/* The kinds of heads whose layers have a plan. Latent vectors have none: their sums of all heads
+ * would take as much memory as the entries. */
+static uint32_t kinds_with_plan(const struct cuda *cuda) {
+    uint32_t kinds = 0;
+    for (int k = 0; k < cuda->kind_count; k++)
+        if (!kind_is_wide(cuda, &cuda->kinds[k])) kinds |= 1u << k;
+    return kinds;
+}
+
+/* Bytes of the largest partial result of an item. */
+static size_t partial_bytes_most(const struct cuda *cuda) {
+    size_t most = 0;
+    for (int k = 0; k < cuda->kind_count; k++) {
+        const struct heads_kind *kind = &cuda->kinds[k];
+        const size_t floats = (size_t)kind->group * (size_t)PARTIAL_ROW(kind->head_dim);
+        if (!kind_is_wide(cuda, kind) && floats > most) most = floats;
+    }
+    return most * sizeof(float);
+}
+
+/* An upper bound of items for all decoding rows of one layer: streams have no more chunks than
+ * positions, and no more entries than the pool and those that forks share, each counted again. */
 static int64_t plan_items_max(const struct cuda *cuda, int64_t forked_entries) {
     const struct kern_cache_options *o = &cuda->options;
     int64_t streams = (int64_t)o->slots * o->heads_kv;
-    if (o->latent) return 1;
+    if (!kinds_with_plan(cuda)) return 1;
     int64_t by_positions = streams * ((o->max_positions + CHUNK_KEYS - 1) / CHUNK_KEYS);
     int64_t entries = o->pages * cuda->pages.page_slots + forked_entries;
     int64_t by_pool = streams + entries / CHUNK_KEYS;
@@ -277,10 +297,9 @@ int attend_grow(struct cuda *cuda, int64_t forked_entries) {
     int64_t items = plan_items_max(cuda, forked_entries);
     if (items <= cuda->items_max) return 0;
     items = plan_items_max(cuda, 2 * forked_entries); /* so that few forks in a row grow it */
-    size_t row = (size_t)PARTIAL_ROW(cuda->options.head_dim) * sizeof(float);
     void *plan = device_alloc(cuda->device,
                               (size_t)cuda->options.layers * (size_t)items * sizeof *cuda->items);
-    void *partials = device_alloc(cuda->device, (size_t)items * (size_t)cuda_group(cuda) * row);
+    void *partials = device_alloc(cuda->device, (size_t)items * partial_bytes_most(cuda));
     bool good = plan && partials;
     device_free(cuda->device, good ? cuda->items : plan);
     device_free(cuda->device, good ? cuda->partials : partials);
@@ -295,13 +314,12 @@ int attend_regions(struct cuda *cuda, struct region *regions) {
     const struct kern_cache_options *o = &cuda->options;
     size_t layers = (size_t)o->layers, streams = (size_t)o->slots * (size_t)o->heads_kv;
     cuda->items_max = plan_items_max(cuda, 0);
-    size_t items = (size_t)cuda->items_max, group = (size_t)cuda_group(cuda);
-    size_t row = (size_t)PARTIAL_ROW(o->head_dim) * sizeof(float);
+    size_t items = (size_t)cuda->items_max, partial = partial_bytes_most(cuda);
     const struct region own[] = {
         {(void **)&cuda->items, layers * items, sizeof *cuda->items, false},
         {(void **)&cuda->streams, layers * streams, sizeof *cuda->streams, false},
         {(void **)&cuda->item_counts, layers, sizeof *cuda->item_counts, false},
-        {(void **)&cuda->partials, items * group, row, false},
+        {(void **)&cuda->partials, items, partial ? partial : sizeof(float), false},
     };
     memcpy(regions, own, sizeof own);
     return sizeof own / sizeof *own;
@@ -310,10 +328,11 @@ int attend_regions(struct cuda *cuda, struct region *regions) {
 void attend_plan(struct cuda *cuda) {
     const struct step *step = &cuda->step;
     int64_t streams_max = (int64_t)cuda->options.slots * cuda->options.heads_kv;
-    if (step->decode_count == 0 || !step->spans || cuda->pages.latent) return;
-    struct plan_args args = {cuda->pages,        step->spans,     step->decode,
-                             step->decode_count, cuda->items_max, streams_max,
-                             cuda->items,        cuda->streams,   cuda->item_counts};
+    const uint32_t kinds = kinds_with_plan(cuda);
+    if (step->decode_count == 0 || !step->spans || !kinds) return;
+    struct plan_args args = {cuda->pages,   step->spans,      step->decode, step->decode_count,
+                             kinds,         cuda->items_max,  streams_max,  cuda->items,
+                             cuda->streams, cuda->item_counts};
     LAUNCH(cuda->device, k_plan, (unsigned)cuda->options.layers, PLAN_THREADS,
            PLAN_THREADS / 32 * sizeof(int), args);
 }
@@ -329,12 +348,21 @@ template <int D> static size_t shared_of(enum kern_dtype dtype) {
     return dtype == KERN_E4M3 ? shared_as<D, 1>() : shared_as<D, 2>();
 }
 
-size_t attend_shared(const struct cuda *cuda) {
+static size_t shared_of_kind(const struct cuda *cuda, const struct heads_kind *kind) {
     const enum kern_dtype dtype = cuda->options.dtype;
-    if (cuda->pages.latent) return attend_latent_shared(cuda);
-    if (cuda->options.head_dim == 64) return shared_of<64>(dtype);
-    if (cuda->options.head_dim == 128) return shared_of<128>(dtype);
+    if (kind_is_wide(cuda, kind)) return attend_wide_shared(cuda, kind);
+    if (kind->head_dim == 64) return shared_of<64>(dtype);
+    if (kind->head_dim == 128) return shared_of<128>(dtype);
     return shared_of<256>(dtype);
+}
+
+size_t attend_shared(const struct cuda *cuda) {
+    size_t most = 0;
+    for (int k = 0; k < cuda->kind_count; k++) {
+        const size_t needs = shared_of_kind(cuda, &cuda->kinds[k]);
+        if (needs > most) most = needs;
+    }
+    return most;
 }
 
 template <int D, int E> static void decode_as(struct cuda *cuda, const struct attend_args &args) {
@@ -363,16 +391,25 @@ template <int D> static void decode(struct cuda *cuda, const struct attend_args 
 }
 
 /* The queries of the step's rows, rotated as the cache's rows are; NULL: there is no memory. */
-static struct heads_array queries_of(struct cuda *cuda, const float *qkv, int rows) {
-    const struct kern_cache_options *o = &cuda->options;
-    const int64_t width = (int64_t)o->heads_q * o->head_dim;
-    const struct heads_array from = {const_cast<float *>(qkv), cuda_row_width(cuda)};
+static struct heads_array queries_of(struct cuda *cuda, const struct heads_kind *kind,
+                                     const float *qkv, int rows, bool alone) {
+    const int64_t width = kind_query_width(kind);
+    const struct heads_array from = {const_cast<float *>(qkv), kind_row_width(cuda, kind, alone)};
     if (!cuda->pages.scaled) return from;
     size_t bytes = (size_t)rows * (size_t)width * sizeof(float);
     const struct heads_array to = {static_cast<float *>(room_take(cuda, &cuda->rotated, bytes)),
                                    width};
-    if (to.at) rotate_heads(cuda, to, from, rows, o->heads_q);
+    if (to.at) rotate_heads(cuda, to, from, rows, kind->shard.heads_q, kind->head_dim);
     return to;
+}
+
+/* All rows, where warps have registers for the sums of a tile. */
+static void attend_narrow(struct cuda *cuda, const struct attend_args &args, int tile_count) {
+    if (tile_count > 0) attend_prompts(cuda, args, tile_count);
+    if (args.decode_count == 0) return;
+    if (args.pages.head_dim == 64) decode<64>(cuda, args);
+    if (args.pages.head_dim == 128) decode<128>(cuda, args);
+    if (args.pages.head_dim == 256) decode<256>(cuda, args);
 }
 
 void op_attend(struct kern *kern, int layer, float *out, const float *qkv,
@@ -381,19 +418,24 @@ void op_attend(struct kern *kern, int layer, float *out, const float *qkv,
     CHECK(cuda->has_cache && layer >= 0 && layer < cuda->options.layers);
     const struct step *step = step_of(cuda, batch);
     if (!step->spans) return;
-    const int first_head = cuda->shard.first * cuda_group(cuda);
-    cuda->attended[layer] = {options->sinks ? options->sinks + first_head : NULL,
-                             options->sliding_window};
+    const struct layer_place *place = &cuda->layers[layer];
+    const struct heads_kind *kind = kind_of_layer(cuda, layer);
+    const int first_head = kind->shard.first * kind->group;
+    const float *sinks = options->sinks ? options->sinks + first_head : NULL;
+    const struct prefill_tiles *tiles = &step->tiles[place->kind];
     cuda->scale = options->scale;
     cuda->cap = options->cap;
-    const struct heads_array queries = queries_of(cuda, qkv, batch->rows);
+    const struct heads_array queries = queries_of(cuda, kind, qkv, batch->rows, options->queries);
     if (!queries.at) return;
-    keep_queries(cuda, layer, queries.at, queries.stride);
+    if (!options->queries) {
+        cuda->attended[layer] = {sinks, options->sliding_window};
+        keep_queries(cuda, layer, queries.at, queries.stride);
+    }
     struct attend_args args = {};
-    args.pages = cuda->pages;
+    args.pages = layer_pages(cuda, layer);
     args.spans = step->spans;
     args.decode = step->decode;
-    args.tiles = step->tiles;
+    args.tiles = tiles->list;
     args.queries = queries.at;
     args.stride = queries.stride;
     args.out = out;
@@ -402,25 +444,21 @@ void op_attend(struct kern *kern, int layer, float *out, const float *qkv,
     args.item_count = cuda->item_counts + layer;
     args.partials = cuda->partials;
     args.decode_count = step->decode_count;
-    args.layer = layer;
-    args.heads = cuda_group(cuda);
-    args.query = cuda->shard.query_first;
-    args.group = cuda->shard.queries;
+    args.first = place->first;
+    args.heads = kind->group;
+    args.query = kind->shard.query_first;
+    args.group = kind->shard.queries;
     args.sliding_window = options->sliding_window;
     args.scale = options->scale * LOG2_E;
     args.cap = options->cap * LOG2_E;
-    args.sinks = cuda->attended[layer].sinks;
-    if (args.pages.latent) {
-        attend_latent(cuda, args, step->tile_count);
-        return;
-    }
-    if (step->tile_count > 0) attend_prompts(cuda, args, step->tile_count);
-    if (args.decode_count > 0 && cuda->options.head_dim == 64) decode<64>(cuda, args);
-    if (args.decode_count > 0 && cuda->options.head_dim == 128) decode<128>(cuda, args);
-    if (args.decode_count > 0 && cuda->options.head_dim == 256) decode<256>(cuda, args);
-    add_mass(cuda, layer);
+    args.sinks = sinks;
+    if (kind_is_wide(cuda, kind))
+        attend_wide(cuda, args, tiles->count);
+    else
+        attend_narrow(cuda, args, tiles->count);
+    if (!options->queries) add_mass(cuda, layer);
     if (!args.pages.scaled) return;
-    const int heads = args.pages.heads_kv * args.group; /* query heads that this rank computes */
-    const struct heads_array results = {out, (int64_t)heads * cuda->options.head_dim};
-    rotate_heads(cuda, results, results, batch->rows, heads);
+    const int heads = place->heads * args.group; /* query heads that this rank computes */
+    const struct heads_array results = {out, (int64_t)heads * kind->head_dim};
+    rotate_heads(cuda, results, results, batch->rows, heads, kind->head_dim);
 }

@@ -65,7 +65,8 @@ struct attend_args {
     const struct plan_stream *streams;
     const int32_t *item_count;
     float *partials;
-    int decode_count, layer, sliding_window;
+    int decode_count, sliding_window;
+    int first; /* the first stream of the layer; `pages` are as they are for the layer */
     int heads, query,
         group; /* query heads per KV head; this rank computes [query, query + group) of them */
     float scale, cap;   /* kern_attend_options, times log2(e) */
@@ -376,14 +377,19 @@ template <int PAGES, int BYTES>
 static __device__ __forceinline__ void fetch(const struct fetchers &by, const struct pages &p,
                                              const int32_t *table, int page, int page_end,
                                              char *stage, uint64_t *barrier) {
-    fetch_pages(by, p, table + page, page_end - page < PAGES ? page_end - page : PAGES, 0, BYTES,
-                stage, barrier);
+    fetch_pages(by, p, table + page, page_end - page < PAGES ? page_end - page : PAGES,
+                {0, BYTES, BYTES}, stage, barrier);
 }
 
 /* prefill.cu: the rows of `tile_count` > 0 tiles. */
 void attend_prompts(struct cuda *cuda, const struct attend_args &args, int tile_count);
-/* attend_latent.cu: all rows, where keys hold the values; the least shared memory of a block. */
-void attend_latent(struct cuda *cuda, const struct attend_args &args, int tile_count);
-size_t attend_latent_shared(const struct cuda *cuda);
+/* attend_wide.cu: all rows, where keys hold the values or heads have WIDE_DIM numbers; the least
+ * shared memory of a block. */
+void attend_wide(struct cuda *cuda, const struct attend_args &args, int tile_count);
+size_t attend_wide_shared(const struct cuda *cuda, const struct heads_kind *kind);
+/* Do rows of such heads need attend_wide? */
+static inline bool kind_is_wide(const struct cuda *cuda, const struct heads_kind *kind) {
+    return cuda->pages.latent || kind->head_dim == WIDE_DIM;
+}
 
 #endif

@@ -28,21 +28,39 @@ static struct page_shape latent_page(int row_bytes) {
     return shape;
 }
 
-static struct page_shape device_page_shape(const struct kern_cache_options *o) {
-    const int row_bytes = (int)row_code_bytes(o->dtype, o->head_dim);
+static struct page_shape device_page_shape(const struct kern_cache_options *o, int head_dim) {
+    const int row_bytes = (int)row_code_bytes(o->dtype, head_dim);
     if (o->latent) return latent_page(row_bytes);
     int slots = page_slots_of(row_bytes);
     if (slots < 1) slots = 1; /* rows that check_options refuses */
     return {row_bytes, slots, PAGE_BYTES + 2 * slots * (int)row_factor_bytes(o->dtype)};
 }
 
+/* The shapes of the layers' pages with the most and with the fewest entries. The first are the
+ * largest. */
+struct page_shapes {
+    struct page_shape most, least;
+};
+
+static struct page_shapes page_shapes_of_all(const struct kern_cache_options *o) {
+    struct page_shapes all = {};
+    for (int i = 0; i < (o->heads ? o->layers : 1); i++) {
+        const int head_dim = o->heads ? o->heads[i].dim : o->head_dim;
+        const struct page_shape shape = device_page_shape(o, head_dim);
+        if (i == 0 || shape.slots > all.most.slots) all.most = shape;
+        if (i == 0 || shape.slots < all.least.slots) all.least = shape;
+    }
+    return all;
+}
+
 void op_cache_info(const struct kern_cache_options *options, struct kern_cache_info *info) {
-    const struct page_shape shape = device_page_shape(options);
-    info->page_slots = info->page_slots_least = shape.slots;
+    const struct page_shapes shapes = page_shapes_of_all(options);
+    info->page_slots = shapes.most.slots;
+    info->page_slots_least = shapes.least.slots;
     info->member_slots = 0;
     info->state_slots = STATE_NUMBERS;
     /* factors; pos, log_beta, score, keys; reference count and place in the ring */
-    info->page_bytes = shape.bytes + (int64_t)shape.slots * 16 + 8;
+    info->page_bytes = shapes.most.bytes + (int64_t)shapes.most.slots * 16 + 8;
 }
 
 static int check_latent_rows(const struct kern_cache_options *o, struct fault *fault) {
@@ -63,28 +81,62 @@ static int check_latent_rows(const struct kern_cache_options *o, struct fault *f
     return 0;
 }
 
-static int check_head_rows(const struct kern_cache_options *o, struct fault *fault) {
-    if (o->head_dim != 64 && o->head_dim != 128 && o->head_dim != 256)
+static int check_heads(const struct kern_cache_options *o, struct kern_heads heads,
+                       struct fault *fault) {
+    if (heads.kv < 1 || o->heads_q < 1 || o->heads_q % heads.kv != 0)
+        return fault_set(fault, ERR_INVALID, "cache", "%d query heads on %d KV heads", o->heads_q,
+                         heads.kv);
+    if (heads.dim != 64 && heads.dim != 128 && heads.dim != 256 && heads.dim != WIDE_DIM)
         return fault_set(fault, ERR_UNSUPPORTED, "head_dim",
-                         "the CUDA backend serves head sizes 64, 128 and 256; this model has %d",
-                         o->head_dim);
+                         "the CUDA backend serves head sizes 64, 128, 256 and %d; this model has "
+                         "%d",
+                         WIDE_DIM, heads.dim);
+    if (heads.dim == WIDE_DIM && o->dtype != KERN_BF16)
+        return fault_set(fault, ERR_UNSUPPORTED, "kv_dtype",
+                         "the CUDA cache holds heads of %d numbers in bf16; f32, fp8, q8 and q4 "
+                         "of them are for the CPU",
+                         WIDE_DIM);
+    if (o->heads_q / heads.kv > GROUP_MAX)
+        return fault_set(fault, ERR_UNSUPPORTED, "cache",
+                         "%d query heads share a KV head; the CUDA backend takes up to %d",
+                         o->heads_q / heads.kv, GROUP_MAX);
+    return 0;
+}
+
+/* The number of kinds of heads, at most one above KINDS_MAX. */
+static int count_kinds(const struct kern_cache_options *o) {
+    struct kern_heads kinds[KINDS_MAX + 1];
+    int count = 0;
+    for (int i = 0; i < o->layers && count <= KINDS_MAX; i++) {
+        const struct kern_heads heads = kern_heads_of(o, i);
+        int kind = 0;
+        while (kind < count && (kinds[kind].kv != heads.kv || kinds[kind].dim != heads.dim)) kind++;
+        if (kind == count) kinds[count++] = heads;
+    }
+    return count;
+}
+
+static int check_head_rows(const struct kern_cache_options *o, struct fault *fault) {
     if (o->dtype != KERN_BF16 && o->dtype != KERN_E4M3 && o->dtype != KERN_ROW8)
         return fault_set(fault, ERR_UNSUPPORTED, "kv_dtype",
                          "the CUDA cache holds bf16, fp8 or q8; f32 and q4 are for the CPU");
-    if (o->heads_q / o->heads_kv > GROUP_MAX)
+    for (int i = 0; i < o->layers; i++) {
+        const int rc = check_heads(o, kern_heads_of(o, i), fault);
+        if (rc) return rc;
+    }
+    if (count_kinds(o) > KINDS_MAX)
         return fault_set(fault, ERR_UNSUPPORTED, "cache",
-                         "%d query heads share a KV head; the CUDA backend takes up to %d",
-                         o->heads_q / o->heads_kv, GROUP_MAX);
+                         "the layers have heads of more than %d kinds", KINDS_MAX);
+    if (o->rank_cap > 0 && o->heads)
+        return fault_set(fault, ERR_UNSUPPORTED, "rank_cap",
+                         "layers whose heads differ have no cap of ranks");
     return 0;
 }
 
 static int check_options(const struct kern_cache_options *o, struct fault *fault) {
-    if (o->heads)
-        return fault_set(fault, ERR_UNSUPPORTED, "head_dim",
-                         "the CUDA backend serves models whose layers have equal heads");
-    if (o->layers < 1 || o->heads_kv < 1 || o->heads_q < 1 || o->heads_q % o->heads_kv != 0)
-        return fault_set(fault, ERR_INVALID, "cache", "%d query heads on %d KV heads", o->heads_q,
-                         o->heads_kv);
+    if (o->layers < 1 || o->heads_kv < 1 || o->heads_q < 1 || (o->latent && o->heads))
+        return fault_set(fault, ERR_INVALID, "cache", "%d layers of %d query heads on %d KV heads",
+                         o->layers, o->heads_q, o->heads_kv);
     int rc = o->latent ? check_latent_rows(o, fault) : check_head_rows(o, fault);
     if (rc) return rc;
     if (o->slots < 1 || o->max_positions < 1 || o->max_positions > 1 << 30)
@@ -93,8 +145,10 @@ static int check_options(const struct kern_cache_options *o, struct fault *fault
         return fault_set(fault, ERR_INVALID, "kv_pool_bytes",
                          "the pool would have %lld pages; 1 to %d are possible",
                          (long long)o->pages, INT32_MAX);
-    if ((int64_t)o->layers * o->heads_kv > 1 << 20)
-        return fault_set(fault, ERR_LIMIT, "cache", "more than 2^20 streams");
+    if ((int64_t)o->layers * o->heads_kv > 1 << 20 ||
+        (int64_t)o->layers * o->heads_q * o->head_dim > INT32_MAX)
+        return fault_set(fault, ERR_LIMIT, "cache",
+                         "more than 2^20 streams, or 2^31 numbers of a token's queries");
     if (o->rank_cap != 0 && !(o->rank_cap >= 1))
         return fault_set(fault, ERR_INVALID, "cache", "rank_cap must be 0 or at least 1");
     if (o->states < 0 || (o->states > 0 && o->state_floats < 1))
@@ -105,6 +159,39 @@ static int check_options(const struct kern_cache_options *o, struct fault *fault
     return 0;
 }
 
+/* The number of the kind of these heads of the model; kind_count: there is none yet. */
+static int find_kind(const struct cuda *cuda, struct kern_heads heads) {
+    int kind = 0;
+    while (kind < cuda->kind_count &&
+           (cuda->kinds[kind].heads_model != heads.kv || cuda->kinds[kind].head_dim != heads.dim))
+        kind++;
+    return kind;
+}
+
+/* Adds a layer to its kind, and to what is counted over all layers. */
+static void count_layer(struct cuda *cuda, const struct kern_cache_options *model,
+                        struct kern_heads heads) {
+    const int index = find_kind(cuda, heads);
+    struct heads_kind *kind = &cuda->kinds[index];
+    if (index == cuda->kind_count) {
+        const struct page_shape page = device_page_shape(model, heads.dim);
+        CHECK(cuda->kind_count < KINDS_MAX);
+        cuda->kind_count++;
+        *kind = {heads.kv,
+                 heads.dim,
+                 model->heads_q / heads.kv,
+                 shard_heads(cuda->comm, model->heads_q, heads.kv),
+                 page.row_bytes,
+                 page.slots,
+                 0};
+        if (kind->group > cuda->group_most) cuda->group_most = kind->group;
+    }
+    kind->layers++;
+    cuda->queries += kind_query_width(kind);
+    cuda->pages.streams += kind->shard.heads_kv;
+    cuda->pages.model_streams += heads.kv;
+}
+
 /* Sets everything that follows from the options, for this rank's part. */
 static void set_shape(struct cuda *cuda, const struct kern_cache_options *model) {
     struct pages *p = &cuda->pages;
@@ -113,31 +200,69 @@ static void set_shape(struct cuda *cuda, const struct kern_cache_options *model)
     cuda->shard = shard_heads(cuda->comm, model->heads_q, model->heads_kv);
     o->heads_q = cuda->shard.heads_q;
     o->heads_kv = cuda->shard.heads_kv;
+    cuda->kind_count = cuda->group_most = 0;
+    cuda->queries = p->streams = p->model_streams = 0;
+    for (int i = 0; i < model->layers; i++) count_layer(cuda, model, kern_heads_of(model, i));
     p->count = o->pages;
     p->layers = o->layers;
     p->heads_kv = o->heads_kv;
     p->heads_model = model->heads_kv;
-    p->head_first = cuda->shard.first;
     p->head_dim = o->head_dim;
-    p->streams = o->layers * o->heads_kv;
-    const struct page_shape shape = device_page_shape(o);
-    p->row_bytes = shape.row_bytes;
-    p->page_slots = shape.slots;
-    p->page_bytes = shape.bytes;
+    const struct page_shapes shapes = page_shapes_of_all(model);
+    p->row_bytes = shapes.least.row_bytes;
+    p->page_slots = p->side_slots = shapes.most.slots;
+    p->page_bytes = shapes.most.bytes;
     p->scaled = row_scaled(o->dtype);
     p->latent = o->latent > 0;
-    p->stream_pages = (o->max_positions + p->page_slots - 1) / p->page_slots;
+    p->narrow = o->dtype == KERN_E4M3 || p->scaled;
+    p->stream_pages = (o->max_positions + shapes.least.slots - 1) / shapes.least.slots;
     o->state_floats = kern_state_part(model, cuda->comm->ranks);
     p->rows = p->streams + o->states;
     p->state_pages = o->states ? (o->state_floats + STATE_NUMBERS - 1) / STATE_NUMBERS : 0;
     p->slot_pages = (int64_t)p->streams * p->stream_pages + (int64_t)o->states * p->state_pages;
 }
 
+/* Fills the places of layers and streams. */
+static void make_places(const struct cuda *cuda, const struct kern_cache_options *model,
+                        struct layer_place *layers, struct stream_place *streams) {
+    struct layer_place at = {};
+    for (int i = 0; i < model->layers; i++) {
+        at.kind = find_kind(cuda, kern_heads_of(model, i));
+        const struct heads_kind *kind = &cuda->kinds[at.kind];
+        at.heads = kind->shard.heads_kv;
+        at.heads_model = kind->heads_model;
+        at.head_first = kind->shard.first;
+        at.slots = kind->page_slots;
+        layers[i] = at;
+        cuda->shapes[i] = {kind->shard.heads_q, at.heads, kind->head_dim, at.slots};
+        for (int head = 0; head < at.heads; head++)
+            streams[at.first + head] = {i, head, at.slots, at.kind};
+        at.first += at.heads;
+        at.model_first += at.heads_model;
+        at.query += (int32_t)kind_query_width(kind);
+    }
+}
+
+/* Copies the places to the device, and those of layers to the host's array. */
+static int place_layers(struct cuda *cuda, const struct kern_cache_options *model) {
+    const size_t layers = (size_t)model->layers, count = (size_t)cuda->pages.streams;
+    struct stream_place *streams =
+        static_cast<struct stream_place *>(mem_try_alloc(count, sizeof *streams));
+    if (!streams) return ERR_NOMEM;
+    make_places(cuda, model, cuda->layers, streams);
+    device_upload(cuda->device, const_cast<struct layer_place *>(cuda->pages.layer_places),
+                  cuda->layers, layers * sizeof *cuda->layers);
+    device_upload(cuda->device, const_cast<struct stream_place *>(cuda->pages.stream_places),
+                  streams, count * sizeof *streams);
+    mem_free(streams);
+    return 0;
+}
+
 /* Lists all device memory of a cache of this shape; returns the number of regions. The pool is
  * zeroed once: freed pages then hold old numbers, and kernels mask those. */
 static int list_regions(struct cuda *cuda, struct region *regions) {
     struct pages *p = &cuda->pages;
-    size_t count = (size_t)p->count, side = count * (size_t)p->page_slots;
+    size_t count = (size_t)p->count, side = count * (size_t)p->side_slots;
     size_t slots = (size_t)cuda->options.slots;
     size_t layers = (size_t)p->layers * slots;
     const struct region own[] = {
@@ -152,6 +277,8 @@ static int list_regions(struct cuda *cuda, struct region *regions) {
         {(void **)&p->lengths, slots * (size_t)p->rows, sizeof *p->lengths, true},
         {(void **)&p->weights, layers, sizeof *p->weights, true},
         {(void **)&p->state, 1, sizeof *p->state, true},
+        {(void **)&p->stream_places, (size_t)p->streams, sizeof *p->stream_places, false},
+        {(void **)&p->layer_places, (size_t)p->layers, sizeof *p->layer_places, false},
     };
     int listed = sizeof own / sizeof *own;
     memcpy(regions, own, sizeof own);
@@ -248,9 +375,10 @@ static __global__ void k_fill_ring(struct pages p) {
     if (i == 0) p.state->tail = (unsigned long long)p.count;
 }
 
-static int alloc_pages(struct cuda *cuda) {
+static int alloc_pages(struct cuda *cuda, const struct kern_cache_options *model) {
     const struct pages *p = &cuda->pages;
     int rc = alloc_regions(cuda);
+    if (!rc) rc = place_layers(cuda, model);
     if (rc) return rc;
     LAUNCH(cuda->device, k_fill_ring, blocks_for(p->count, THREADS), THREADS, 0, *p);
     return device_sync(cuda->device);
@@ -269,12 +397,16 @@ void cache_close(struct cuda *cuda) {
     mem_free(cuda->slots);
     mem_free(cuda->lengths);
     mem_free(cuda->attended);
+    mem_free(cuda->layers);
+    mem_free(cuda->shapes);
     mem_free(cuda->step.host);
     memset(&cuda->pages, 0, sizeof cuda->pages);
     memset(&cuda->step, 0, sizeof cuda->step);
     cuda->slots = NULL;
     cuda->lengths = NULL;
     cuda->attended = NULL;
+    cuda->layers = NULL;
+    cuda->shapes = NULL;
     cuda->has_cache = false;
 }
 
@@ -306,7 +438,13 @@ int op_cache_open(struct kern *kern, const struct kern_cache_options *options,
     cuda->lengths_slot = -1;
     cuda->attended = static_cast<struct attended *>(
         mem_try_alloc((size_t)options->layers, sizeof *cuda->attended));
-    rc = cuda->slots && cuda->lengths && cuda->attended ? alloc_pages(cuda) : ERR_NOMEM;
+    cuda->layers = static_cast<struct layer_place *>(
+        mem_try_alloc((size_t)options->layers, sizeof *cuda->layers));
+    cuda->shapes = static_cast<struct snapshot_layer *>(
+        mem_try_alloc((size_t)options->layers, sizeof *cuda->shapes));
+    rc = ERR_NOMEM;
+    if (cuda->slots && cuda->lengths && cuda->attended && cuda->layers && cuda->shapes)
+        rc = alloc_pages(cuda, options);
     if (!rc) rc = rooms_reserve(cuda);
     if (rc) {
         cache_close(cuda);
@@ -337,7 +475,8 @@ static __device__ struct written pages_written(const struct pages &p, const stru
                                                int row) {
     int length = *pages_length(p, s.slot, row);
     if (row >= p.streams) return {0, length};
-    return {s.adds ? 0 : length / p.page_slots, pages_for(p, length)};
+    const int slots = p.stream_places[row].slots;
+    return {s.adds ? 0 : length / slots, (length + slots - 1) / slots};
 }
 
 /* A thread per row: counts the pages that its new entries, or a new state, need. */
@@ -346,8 +485,9 @@ static __global__ void k_claim(struct pages p, const struct span *spans, int cou
     if (i >= (int64_t)count * p.rows || pages_failed(p)) return;
     const struct span s = spans[i / p.rows];
     int row = (int)(i % p.rows), length = *pages_length(p, s.slot, row);
-    int need = row < p.streams ? pages_for(p, length + s.count) - pages_for(p, length)
-                               : p.state_pages - length;
+    int need = row < p.streams
+                   ? pages_of_row(p, row, length + s.count) - pages_of_row(p, row, length)
+                   : p.state_pages - length;
     if (need) atomicAdd(&p.state->need, (unsigned long long)need);
 }
 
@@ -438,11 +578,13 @@ static __global__ void k_own_states(struct pages p, const struct span *spans) {
 }
 
 /* A thread per stream: pages, positions, the new length. */
-static __global__ void k_append(struct pages p, const struct span *spans, int count) {
+static __global__ void k_append(struct pages all, const struct span *spans, int count) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= (int64_t)count * p.streams || pages_failed(p)) return;
-    const struct span s = spans[i / p.streams];
-    int stream = (int)(i % p.streams);
+    if (i >= (int64_t)count * all.streams || pages_failed(all)) return;
+    const struct span s = spans[i / all.streams];
+    int stream = (int)(i % all.streams);
+    const struct stream_place place = all.stream_places[stream];
+    const struct pages p = pages_with(all, place.slots);
     int32_t *table = pages_table(p, s.slot, stream);
     int32_t *length = pages_length(p, s.slot, stream);
     int from = pages_for(p, *length), to = pages_for(p, *length + s.count);
@@ -456,8 +598,8 @@ static __global__ void k_append(struct pages p, const struct span *spans, int co
         p.score[side] = s.score;
     }
     *length += s.count;
-    if (s.begins && stream % p.heads_kv == 0)
-        p.weights[(int64_t)s.slot * p.layers + stream / p.heads_kv] = 0; /* not measured */
+    if (s.begins && place.head == 0)
+        p.weights[(int64_t)s.slot * p.layers + place.layer] = 0; /* not measured */
 }
 
 static bool any_shared(const struct cuda *cuda, const struct kern_batch *batch) {
@@ -514,24 +656,37 @@ static void keep_host_spans(struct step *step, const struct kern_batch *batch) {
     step->span_count = batch->span_count;
 }
 
-/* Host arrays of one batch, consecutive in one allocation: tiles, spans, then the int32s. */
+/* Host arrays of one batch, consecutive in one allocation: spans, tiles of each kind of heads, then
+ * the int32s. */
 struct lists {
     char *mem;
     size_t bytes;
-    struct prefill_tile *tiles;
+    struct prefill_tile *tiles[KINDS_MAX];
     struct span *spans;
     int32_t *row_span, *decode;
 };
 
+/* The most tiles of a kind. */
+static size_t tiles_most(const struct heads_kind *kind, const struct kern_batch *batch) {
+    return (size_t)batch->rows * (size_t)kind->shard.queries / PREFILL_ROWS +
+           (size_t)batch->span_count;
+}
+
 static struct lists alloc_lists(const struct cuda *cuda, const struct kern_batch *batch) {
     size_t spans = (size_t)batch->span_count, rows = (size_t)batch->rows;
-    size_t tiles = rows * (size_t)cuda->shard.queries / PREFILL_ROWS + spans;
+    size_t tiles = 0;
     struct lists l = {};
-    l.bytes = tiles * sizeof *l.tiles + spans * sizeof *l.spans + (rows + spans) * sizeof(int32_t);
+    for (int k = 0; k < cuda->kind_count; k++) tiles += tiles_most(&cuda->kinds[k], batch);
+    l.bytes =
+        tiles * sizeof *l.tiles[0] + spans * sizeof *l.spans + (rows + spans) * sizeof(int32_t);
     l.mem = static_cast<char *>(mem_must_alloc(l.bytes, 1));
     l.spans = reinterpret_cast<struct span *>(l.mem);
-    l.tiles = reinterpret_cast<struct prefill_tile *>(l.spans + spans);
-    l.row_span = reinterpret_cast<int32_t *>(l.tiles + tiles);
+    struct prefill_tile *next = reinterpret_cast<struct prefill_tile *>(l.spans + spans);
+    for (int k = 0; k < cuda->kind_count; k++) {
+        l.tiles[k] = next;
+        next += tiles_most(&cuda->kinds[k], batch);
+    }
+    l.row_span = reinterpret_cast<int32_t *>(next);
     l.decode = l.row_span + rows;
     return l;
 }
@@ -543,7 +698,8 @@ static void stage_lists(struct cuda *cuda, const struct lists *l) {
         return mem ? mem + (static_cast<const char *>(host) - l->mem) : NULL;
     };
     step->spans = reinterpret_cast<const struct span *>(place(l->spans));
-    step->tiles = reinterpret_cast<const struct prefill_tile *>(place(l->tiles));
+    for (int k = 0; k < cuda->kind_count; k++)
+        step->tiles[k].list = reinterpret_cast<const struct prefill_tile *>(place(l->tiles[k]));
     step->row_span = reinterpret_cast<const int32_t *>(place(l->row_span));
     step->decode = reinterpret_cast<const int32_t *>(place(l->decode));
 }
@@ -564,13 +720,20 @@ static struct span make_span(const struct cuda *cuda, const struct kern_span *fr
     return s;
 }
 
-/* Spans of one row decode; longer spans are cut into tiles, late ones first, because they see the
- * most entries. */
+/* Cuts the rows of a span into tiles of a kind, late ones first, because they see the most entries.
+ */
+static void cut_span(struct lists *l, struct prefill_tiles *tiles, int kind, int span, int rows) {
+    const int last = (rows - 1) / PREFILL_ROWS * PREFILL_ROWS;
+    for (int first = last; first >= 0; first -= PREFILL_ROWS)
+        l->tiles[kind][tiles->count++] = {span, first};
+}
+
+/* Spans of one row decode; longer spans are cut into tiles. */
 static void stage_batch(struct cuda *cuda, const struct kern_batch *batch) {
     struct step *step = &cuda->step;
     struct lists l = alloc_lists(cuda, batch);
-    int group = cuda->shard.queries;
-    step->decode_count = step->tile_count = 0;
+    step->decode_count = 0;
+    for (struct prefill_tiles &tiles : step->tiles) tiles.count = 0;
     step->keeps = false;
     for (bool &has : step->has_angles) has = false;
     for (int i = 0; i < batch->span_count; i++) {
@@ -583,9 +746,8 @@ static void stage_batch(struct cuda *cuda, const struct kern_batch *batch) {
             l.decode[step->decode_count++] = i;
             continue;
         }
-        int last = (s->count * group - 1) / PREFILL_ROWS * PREFILL_ROWS;
-        for (int first = last; first >= 0; first -= PREFILL_ROWS)
-            l.tiles[step->tile_count++] = {i, first};
+        for (int k = 0; k < cuda->kind_count; k++)
+            cut_span(&l, &step->tiles[k], k, i, s->count * cuda->kinds[k].shard.queries);
     }
     keep_host_spans(step, batch);
     stage_lists(cuda, &l);
@@ -689,7 +851,8 @@ static __global__ void k_truncate(struct pages p, int slot, int32_t pos) {
     const int32_t *table = pages_row(p, slot, row);
     int32_t *length = pages_length(p, slot, row);
     int old = *length, left = 0;
-    if (pos > 0) left = row < p.streams ? pages_before(p, table, old, pos) : old;
+    if (pos > 0)
+        left = row < p.streams ? pages_before(pages_of_stream(p, row), table, old, pos) : old;
     for (int page = pages_of_row(p, row, left) + (int)threadIdx.x; page < pages_of_row(p, row, old);
          page += (int)blockDim.x)
         pages_drop(p, table[page]);
@@ -736,9 +899,9 @@ static __global__ void k_fork(struct pages p, int from, int to) {
     share_row(p, pages_row(p, to, row), pages_row(p, from, row), pages_of_row(p, row, length));
     if (threadIdx.x != 0) return;
     *pages_length(p, to, row) = length;
-    if (row < p.streams && row % p.heads_kv == 0)
-        p.weights[(int64_t)to * p.layers + row / p.heads_kv] =
-            p.weights[(int64_t)from * p.layers + row / p.heads_kv];
+    if (row >= p.streams || p.stream_places[row].head > 0) return;
+    const int layer = p.stream_places[row].layer;
+    p.weights[(int64_t)to * p.layers + layer] = p.weights[(int64_t)from * p.layers + layer];
 }
 
 int op_fork(struct kern *kern, int from, int to) {
@@ -769,9 +932,10 @@ int op_fork(struct kern *kern, int from, int to) {
 /* ---- Reports ---- */
 
 /* A block per stream: copies its entries to their place in the list of all. */
-static __global__ void k_gather(struct pages p, int slot, const int32_t *first, int32_t *pos,
+static __global__ void k_gather(struct pages all, int slot, const int32_t *first, int32_t *pos,
                                 float *log_beta) {
-    int stream = blockIdx.x, length = *pages_length(p, slot, stream);
+    int stream = blockIdx.x, length = *pages_length(all, slot, stream);
+    const struct pages p = pages_of_stream(all, stream);
     const int32_t *table = pages_table(p, slot, stream);
     for (int i = threadIdx.x; i < length; i += (int)blockDim.x) {
         int64_t side = pages_side(p, table, i), to = (int64_t)first[stream] + i;
@@ -817,11 +981,13 @@ int op_report(struct kern *kern, int slot, struct kern_report *report) {
     int rc = device_download(cuda->device, lengths, p->lengths + (size_t)slot * rows,
                              rows * sizeof *lengths);
     for (int row = p->streams; row < p->rows && !rc; row++) report->pages += lengths[row];
-    for (int s = 0; s < p->streams && !rc; s++) {
-        if (report->lengths) report->lengths[s] = lengths[s];
-        report->entries += (size_t)lengths[s];
-        report->pages += (lengths[s] + p->page_slots - 1) / p->page_slots;
-    }
+    for (int layer = 0, s = 0; layer < p->layers && !rc; layer++)
+        for (const int end = s + cuda->layers[layer].heads; s < end; s++) {
+            const int slots = cuda->layers[layer].slots;
+            if (report->lengths) report->lengths[s] = lengths[s];
+            report->entries += (size_t)lengths[s];
+            report->pages += (lengths[s] + slots - 1) / slots;
+        }
     report->rank_entries = report->entries;
     report->rank_pages = report->pages;
     report->state_bytes =

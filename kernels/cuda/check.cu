@@ -30,12 +30,13 @@ static int open_dump(struct cuda *cuda, struct dump *d) {
     if (!rc) rc = dump_array(cuda, (void **)&d->lengths, p->lengths, slots * (size_t)p->rows);
     if (!rc) rc = dump_array(cuda, (void **)&d->ring, p->ring, count);
     if (!rc) rc = dump_array(cuda, (void **)&d->refs, p->refs, count);
-    if (!rc) rc = dump_array(cuda, (void **)&d->pos, p->pos, count * (size_t)p->page_slots);
+    if (!rc) rc = dump_array(cuda, (void **)&d->pos, p->pos, count * (size_t)p->side_slots);
     d->seen = static_cast<uint32_t *>(mem_try_alloc(count, sizeof *d->seen));
     return rc ? rc : d->seen ? 0 : ERR_NOMEM;
 }
 
-static int check_stream(const struct cuda *cuda, struct dump *d, int slot, int stream,
+/* `slots`: entries of a page of the stream. */
+static int check_stream(const struct cuda *cuda, struct dump *d, int slot, int stream, int slots,
                         struct fault *fault) {
     const struct pages *p = &cuda->pages;
     const int32_t *table = d->tables + slot * p->slot_pages + (int64_t)stream * p->stream_pages;
@@ -45,12 +46,12 @@ static int check_stream(const struct cuda *cuda, struct dump *d, int slot, int s
         return fault_set(fault, ERR_INTERNAL, "cache", "slot %d stream %d has length %d", slot,
                          stream, length);
     for (int32_t i = 0; i < length; i++) {
-        int32_t page = table[i / p->page_slots];
+        int32_t page = table[i / slots];
         if (page < 0 || page >= p->count)
             return fault_set(fault, ERR_INTERNAL, "cache", "slot %d stream %d names page %d", slot,
                              stream, page);
-        if (i % p->page_slots == 0) d->seen[page]++;
-        int32_t pos = d->pos[(size_t)page * (size_t)p->page_slots + (size_t)(i % p->page_slots)];
+        if (i % slots == 0) d->seen[page]++;
+        int32_t pos = d->pos[(size_t)page * (size_t)p->side_slots + (size_t)(i % slots)];
         if (pos <= last || pos >= state->next_pos)
             return fault_set(fault, ERR_INTERNAL, "cache",
                              "slot %d stream %d entry %d: position %d after %d", slot, stream, i,
@@ -101,8 +102,11 @@ int op_cache_check(struct kern *kern, struct fault *fault) {
     int rc = open_dump(cuda, &d);
     if (rc) fault_set(fault, rc, "cache", "%s while copying the tables", err_text(rc));
     for (int slot = 0; slot < cuda->options.slots && rc == 0; slot++) {
-        for (int stream = 0; stream < cuda->pages.streams && rc == 0; stream++)
-            rc = check_stream(cuda, &d, slot, stream, fault);
+        for (int layer = 0; layer < cuda->options.layers && rc == 0; layer++) {
+            const struct layer_place *place = &cuda->layers[layer];
+            for (int head = 0; head < place->heads && rc == 0; head++)
+                rc = check_stream(cuda, &d, slot, place->first + head, place->slots, fault);
+        }
         for (int state = 0; state < cuda->options.states && rc == 0; state++)
             rc = check_state(cuda, &d, slot, state, fault);
     }

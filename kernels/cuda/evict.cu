@@ -50,9 +50,8 @@ static __device__ __forceinline__ float remembered(const struct kern_observe &ob
 /* The scores that candidates will store: x, divided by the largest, combined with the stored score.
  * fresh[i] belongs to thread i % blockDim.x until the next barrier. */
 static __device__ void refresh(const struct evict_args &a, const struct due &d,
-                               const struct stream_state &state, const int32_t *table,
-                               double *room) {
-    const struct pages &p = a.streams.pages;
+                               const struct stream_state &state, const struct pages &p,
+                               const int32_t *table, double *room) {
     const struct kern_observe &observe = d.rule.observe;
     float *fresh = a.fresh + state.first, most = 0;
     int threads = (int)blockDim.x;
@@ -91,22 +90,22 @@ static __device__ float judge(const struct evict_args &a, const struct due &d,
 
 /* Entries of the stream up to this position have expired (struct kern_evict); -1: none. */
 static __device__ __forceinline__ int32_t expired_up_to(const struct evict_args &a,
-                                                        const struct due &d, int stream) {
-    int32_t visible = a.attended[stream / a.streams.pages.heads_kv].sliding_window;
+                                                        const struct due &d, int layer) {
+    int32_t visible = a.attended[layer].sliding_window;
     return visible > 0 && d.tokens >= visible ? d.tokens - visible : -1;
 }
 
 /* Block (state). */
 static __global__ void k_score(const struct evict_args a) {
     SHARED_MEMORY(shared);
-    const struct pages &p = a.streams.pages;
-    if (pages_failed(p)) return;
+    if (pages_failed(a.streams.pages)) return;
     const struct stream_state &state = a.streams.states[blockIdx.x];
+    const struct pages p = pages_with(a.streams.pages, state.place.slots);
     const struct due &d = a.due[state.subject];
     const int32_t *table = pages_table(p, d.slot, state.stream);
     bool attention = d.rule.score == KERN_SCORE_ATTENTION;
-    const int32_t expired = expired_up_to(a, d, state.stream);
-    if (attention) refresh(a, d, state, table, (double *)shared);
+    const int32_t expired = expired_up_to(a, d, state.place.layer);
+    if (attention) refresh(a, d, state, p, table, (double *)shared);
     __syncthreads();
     for (int i = threadIdx.x; i < state.length; i += (int)blockDim.x) {
         int64_t side = pages_side(p, table, i);
@@ -129,8 +128,9 @@ struct pass {
 
 /* Adds the stream's entries that agree with the known bits of the cutoff to the block's histogram.
  */
-static __device__ void count_stream(const struct pages &p, int slot, int stream,
+static __device__ void count_stream(const struct pages &all, int slot, int stream,
                                     const struct cutoff &cutoff, struct pass pass, uint32_t *bins) {
+    const struct pages p = pages_of_stream(all, stream);
     uint32_t mask = (1u << pass.bits) - 1, decided = ~((2u << (pass.shift + pass.bits - 1)) - 1);
     int length = *pages_length(p, slot, stream);
     const int32_t *table = pages_table(p, slot, stream);
@@ -206,6 +206,19 @@ static __device__ bool gather_bins(struct cutoff *cutoff, uint32_t *mine, uint32
     return true;
 }
 
+/* Streams that follow each other. */
+struct stream_range {
+    int first, count;
+};
+
+/* The streams of a scope. */
+static __device__ __forceinline__ struct stream_range
+streams_of_scope(const struct pages &p, const struct contest &c, int scope) {
+    if (c.scope == KERN_SCOPE_STREAM) return {scope, 1};
+    if (c.scope == KERN_SCOPE_SEQUENCE) return {0, p.streams};
+    return {p.layer_places[scope].first, p.layer_places[scope].heads};
+}
+
 enum which { WHICH_FIRST, WHICH_SECOND, WHICH_OWN, WHICH_COUNT };
 
 static __device__ __forceinline__ const struct contest &contest_of(const struct due &d, int which) {
@@ -230,8 +243,9 @@ static __global__ void k_select(const struct evict_args a, struct pass pass, boo
     if (cutoff->done || !competes(a, c, *cutoff)) return;
     for (int i = threadIdx.x; i < BINS; i += (int)blockDim.x) mine[i] = 0;
     __syncthreads();
-    for (int s = part; s < c.scope_streams; s += c.scope_blocks)
-        count_stream(p, d.slot, scope * c.scope_streams + s, *cutoff, pass, mine);
+    const struct stream_range streams = streams_of_scope(p, c, scope);
+    for (int s = part; s < streams.count; s += c.scope_blocks)
+        count_stream(p, d.slot, streams.first + s, *cutoff, pass, mine);
     __syncthreads();
     if (c.joint) {
         add_bins(mine, a.joint_bins + (c.first_bins + scope) * BINS);
@@ -272,12 +286,14 @@ struct rank_part {
 static __device__ void rank_parts(const struct evict_args &a, const struct due &d, int index,
                                   int scope, struct rank_part parts[COMM_RANKS_MAX]) {
     const struct pages &p = a.streams.pages;
-    int layers = d.first.scope_streams / p.heads_kv, first = a.streams.subjects[index].state_first;
+    const bool one = d.first.scope == KERN_SCOPE_LAYER;
+    int first = a.streams.subjects[index].state_first, end = one ? scope + 1 : p.layers;
     for (int r = 0; r < COMM_RANKS_MAX; r++) parts[r] = {0, 0};
-    for (int layer = scope * layers; layer < (scope + 1) * layers; layer++)
-        for (int head = 0; head < p.heads_model; head++) {
+    for (int layer = one ? scope : 0; layer < end; layer++)
+        for (int head = 0; head < p.layer_places[layer].heads_model; head++) {
             const struct stream_state &state = model_state(a.streams, first, layer, head);
-            struct rank_part &part = parts[shard_owner(a.streams.ranks, p.heads_model, head)];
+            struct rank_part &part =
+                parts[shard_owner(a.streams.ranks, p.layer_places[layer].heads_model, head)];
             part.kept += state.best;
             part.fixed += state.fixed;
         }
@@ -371,26 +387,26 @@ static bool asks_window(const struct kern_rule *rule) {
     return rule->score == KERN_SCORE_ATTENTION && rule->observe.window > 0;
 }
 
-static int model_streams(const struct cuda *cuda) {
-    return cuda->pages.layers * cuda->pages.heads_model;
-}
-
-/* `several`: scopes also have streams of other ranks. */
+/* A contest whose scopes have an allotment for each of their streams in the model, and `more`. */
 static struct contest make_contest(const struct cuda *cuda, struct lists *l, enum which which,
-                                   int scope_streams, bool several, int64_t allotment) {
+                                   enum kern_scope scope, int64_t each, int64_t more) {
+    const struct pages *p = &cuda->pages;
+    const bool one = scope == KERN_SCOPE_STREAM, layer = scope == KERN_SCOPE_LAYER;
+    const int most = one ? 1 : layer ? p->heads_kv : p->streams; /* streams of a scope */
     struct contest c = {};
-    c.scope_streams = scope_streams;
-    c.scopes = cuda->pages.streams / scope_streams;
-    c.scope_blocks = scope_streams < SCOPE_BLOCKS ? scope_streams : SCOPE_BLOCKS;
-    c.joint = which == WHICH_FIRST && cuda->comm->ranks > 1 && several;
+    c.scope = scope;
+    c.scopes = one ? p->streams : layer ? p->layers : 1;
+    c.scope_blocks = most < SCOPE_BLOCKS ? most : SCOPE_BLOCKS;
+    c.joint = which == WHICH_FIRST && cuda->comm->ranks > 1 && !one;
     c.first_cutoff = (int64_t)l->cutoff_count;
     size_t *bins = c.joint ? &l->joint_scopes : &l->bin_scopes;
     c.first_bins = (int64_t)*bins;
     if (c.joint || c.scope_blocks > 1) *bins += (size_t)c.scopes;
     for (int g = 0; g < c.scopes; g++) {
         struct cutoff *cutoff = &l->cutoffs[l->cutoff_count++];
+        const int streams = one ? 1 : layer ? cuda->layers[g].heads_model : p->model_streams;
         *cutoff = {};
-        cutoff->wanted = cutoff->room = cutoff->open = (uint32_t)allotment;
+        cutoff->wanted = cutoff->room = cutoff->open = (uint32_t)(streams * each + more);
     }
     unsigned blocks = (unsigned)(c.scopes * c.scope_blocks);
     if (blocks > l->blocks[which]) l->blocks[which] = blocks;
@@ -401,17 +417,15 @@ static struct contest make_contest(const struct cuda *cuda, struct lists *l, enu
  * are those of the model's streams, on all ranks. */
 static void make_contests(const struct cuda *cuda, struct lists *l, struct due *d) {
     const struct kern_rule *rule = &d->rule;
-    bool one = rule->scope == KERN_SCOPE_STREAM, layer = rule->scope == KERN_SCOPE_LAYER;
-    int here = one ? 1 : layer ? cuda->options.heads_kv : cuda->pages.streams;
-    int streams = model_streams(cuda);
-    int64_t allotment = (int64_t)(one ? 1 : layer ? cuda->pages.heads_model : streams) * d->budget;
-    bool floors = rule->floor > 0 && !one;
-    if (floors && !layer)
-        allotment -= rule_floor(rule) * allotment / (RULE_FLOOR_PARTS * streams) * streams;
-    d->first = make_contest(cuda, l, WHICH_FIRST, here, !one, allotment);
-    if (floors) d->second = make_contest(cuda, l, WHICH_SECOND, 1, false, 0);
+    const int64_t streams = cuda->pages.model_streams, all = streams * d->budget;
+    const bool floors = rule->floor > 0 && rule->scope != KERN_SCOPE_STREAM;
+    int64_t more = 0;
+    if (floors && rule->scope == KERN_SCOPE_SEQUENCE)
+        more = -(rule_floor(rule) * all / (RULE_FLOOR_PARTS * streams) * streams);
+    d->first = make_contest(cuda, l, WHICH_FIRST, rule->scope, d->budget, more);
+    if (floors) d->second = make_contest(cuda, l, WHICH_SECOND, KERN_SCOPE_STREAM, 0, 0);
     if (d->first.joint && cuda->options.rank_cap > 0)
-        d->own = make_contest(cuda, l, WHICH_OWN, here, false, 0);
+        d->own = make_contest(cuda, l, WHICH_OWN, rule->scope, 0, 0);
 }
 
 static struct due make_due(const struct cuda *cuda, const struct kern_evict *from, int index) {
@@ -426,17 +440,16 @@ static struct due make_due(const struct cuda *cuda, const struct kern_evict *fro
     d.least = least == -INFINITY ? KEY_LEAST : float_key(least);
     d.remembers = asks_window(from->rule) && from->rule->observe.history != KERN_HISTORY_NONE;
     d.measures = !cuda->slots[from->slot].measured;
-    d.first_part = (int64_t)index * (cuda->options.layers + model_streams(cuda));
+    d.first_part = (int64_t)index * (cuda->options.layers + cuda->pages.model_streams);
     return d;
 }
 
 /* The observations of one sequence: for its scores, and for its layers' weights. */
 static void make_looks(const struct cuda *cuda, struct lists *l, const struct due *d, int index) {
-    const struct kern_cache_options *o = &cuda->options;
     int32_t *positions = l->positions + index * KERN_WINDOW_MAX;
     struct look *look = &l->looks[index], *measure = &l->measures[index];
     look_at_window(&cuda->slots[d->slot], d->tokens, look, positions);
-    look->layer_stride = (int64_t)look->modulus * o->heads_q * o->head_dim;
+    look->layer_stride = look->modulus;
     *measure = *look;
     look->observe = d->rule.observe;
     look->kind = asks_window(&d->rule) ? LOOK_WINDOW : LOOK_NONE;
@@ -540,13 +553,13 @@ static void measure_stages(const struct cuda *cuda, struct lists *l, struct stag
         streams->entries_max += held.entries;
         streams->items_max += items;
         look->query_count = measure->query_count = held.queries;
-        look_place(look, cuda->pages.streams, items, cuda_group(cuda), &s->sizes);
+        look_place(look, cuda->pages.streams, items, cuda->group_most, &s->sizes);
         measure->partial_first = look->partial_first;
         measure->stats_first = look->stats_first;
         measure->sees_first = look->sees_first;
         if (held.queries > s->look.queries_max) s->look.queries_max = held.queries;
     }
-    s->look.group = cuda_group(cuda);
+    s->look.group = cuda->group_most;
     s->look.heads_q = cuda->options.heads_q;
     s->look.parts_max = s->look.group;
     if (s->look.queries_max < 1) s->look.queries_max = 1;
@@ -560,7 +573,7 @@ static void place_stages(const struct cuda *cuda, const struct lists *l, struct 
     struct evict_args *a = &s->args;
     const struct wants *w = &s->wants;
     size_t entries = (size_t)a->streams.entries_max, items = (size_t)a->streams.items_max;
-    size_t parts = (size_t)(cuda->options.layers + model_streams(cuda)) * (size_t)s->count;
+    size_t parts = (size_t)(cuda->options.layers + cuda->pages.model_streams) * (size_t)s->count;
     streams_room(room, &a->streams);
     compact_room(room, a);
     a->cutoffs = piece<struct cutoff>(room, l->cutoff_count);
@@ -724,8 +737,8 @@ static int evict(struct cuda *cuda, const struct kern_evict *due, int count, boo
     compact_all(cuda, s.args);
     for (int i = 0; i < count; i++) {
         struct slot *slot = &cuda->slots[due[i].slot];
-        int64_t most =
-            (int64_t)model_streams(cuda) * due[i].budget; /* all kept entries may be on this rank */
+        int64_t most = (int64_t)cuda->pages.model_streams *
+                       due[i].budget; /* all kept entries may be on this rank */
         slot->measured = true;
         if (slot->entries_most > most) slot->entries_most = most;
     }

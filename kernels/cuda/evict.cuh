@@ -48,6 +48,7 @@ struct subject {
 };
 
 struct stream_state {
+    struct stream_place place;
     int32_t subject, stream;
     int32_t length, candidates, fixed;
     int32_t work; /* number of items in the list: its chunks */
@@ -73,6 +74,8 @@ struct streams_args {
     struct item *items;
     int32_t *item_count;
     int32_t stream_offset; /* added to stream_first: the layer's first stream */
+    int32_t stream_most; /* the layer's streams: states behind so many of a subject are empty; 0: a
+                            subject's streams are those of all layers */
     int32_t state_count;
     int64_t items_max, entries_max;
 };
@@ -91,9 +94,9 @@ int64_t streams_items_max(int64_t streams, int64_t entries, int64_t longest);
 /* State of a stream of the model: `first` is the state of its subject's first stream. */
 static __device__ __forceinline__ const struct stream_state &
 model_state(const struct streams_args &a, int first, int layer, int head) {
-    const struct pages &p = a.pages;
-    int64_t owner = shard_owner(a.ranks, p.heads_model, head);
-    return a.all[owner * a.state_count + first + layer * p.heads_kv + head % p.heads_kv];
+    const struct layer_place place = a.pages.layer_places[layer];
+    int64_t owner = shard_owner(a.ranks, place.heads_model, head);
+    return a.all[owner * a.state_count + first + place.first + head % place.heads];
 }
 
 /* ---- Attention: observe.cu ---- */
@@ -111,9 +114,9 @@ struct look {
     struct kern_observe observe;
     int32_t kind;
     int32_t query_count, origin, modulus;
-    int32_t row;              /* LOOK_MASS: the step's row of the first query */
+    int32_t row;              /* LOOK_MASS: the step's row of the first query; otherwise 0 */
     const uint16_t *queries;  /* [layer][place][heads_q * head_dim] */
-    int64_t layer_stride;     /* in elements; 0: queries of one layer only */
+    int64_t layer_stride;     /* places of a layer; 0: queries of one layer only */
     const int32_t *query_pos; /* [query_count], ascending; NULL: from origin on */
     int64_t partial_first, stats_first, sees_first; /* where its parts of these arrays begin */
 };
@@ -143,17 +146,20 @@ struct look_args {
     float *fresh; /* [entries] */
     double *sums; /* [items][2] */
     int queries_max, vectors_max, parts_max;
-    int heads_q, group;
+    int heads_q;
+    int kind, group; /* the heads that a launch looks at; the largest group before it is launched */
     const struct attended *attended; /* [layers] */
     struct attended same;            /* without `attended`: the same for all layers */
     float scale, cap;                /* kern_attend_options, times log2(e) */
 };
 
+/* Looks at streams with heads of all kinds, one kind after the other. */
 void look_all(struct cuda *cuda, const struct look_args &args);
 /* Allocates its results. The largest comes last: it grows with the entries, and arguments of a step
  * should not change with it (graph.h). */
 void look_room(struct pieces *room, struct look_args *args, const struct look_sizes *sizes);
-/* Gives a look its parts of the arrays; its streams have at most `items` chunks together. */
+/* Gives a look its parts of the arrays; its streams have at most `items` chunks together. `group`:
+ * the largest; kinds of heads are looked at one after the other, and use the same memory. */
 void look_place(struct look *look, int64_t streams, int64_t items, int group,
                 struct look_sizes *sizes);
 /* The queries of a slot's window; `positions` has room for KERN_WINDOW_MAX, and the caller stages
@@ -182,8 +188,9 @@ struct cutoff {
 
 /* One competition among the entries of a sequence; `scope_blocks` blocks work on each scope. */
 struct contest {
-    int32_t scope_streams, scopes, scope_blocks; /* scopes 0: no competition */
-    int32_t joint;                               /* other ranks' streams compete, too */
+    int32_t scope;                    /* enum kern_scope */
+    int32_t scopes, scope_blocks;     /* scopes 0: no competition */
+    int32_t joint;                    /* other ranks' streams compete, too */
     int64_t first_cutoff, first_bins; /* first_bins: index into `bins`, or into `joint_bins` */
 };
 
@@ -211,7 +218,7 @@ struct evict_args {
     uint32_t own;         /* bit, in struct cutoff, of the rank that speaks for this rank's heads */
     bool speaks;          /* this rank's entries count where those of all ranks are counted */
     struct chunk *chunks; /* [items], in the order of the list of chunks */
-    int32_t *ticket;      /* the next chunk to compact */
+    int32_t *tickets;     /* [MOVES_MAX]: the next chunk of each launch that compacts */
     float cap;
     const struct attended *attended; /* [layers] */
     float *fresh;                    /* [entries]: scores that candidates will store */
@@ -220,21 +227,30 @@ struct evict_args {
     /* Redundancy, one number per entry; NULL if no rule needs them. */
     float *norm, *alike;
     unsigned long long *forgiven; /* in units of 2^-32 */
-    float *totals;                /* [items][head_dim]: sums of khat over a chunk */
+    float *totals;                /* [items][head_dim]: sums of khat over a chunk, of one kind of
+                                     heads at a time */
 };
+
+/* The scope of a stream. */
+static __device__ __forceinline__ int scope_of(const struct contest &c,
+                                               const struct stream_state &state) {
+    return c.scope == KERN_SCOPE_STREAM  ? state.stream
+           : c.scope == KERN_SCOPE_LAYER ? state.place.layer
+                                         : 0;
+}
 
 /* The cutoff of the first contest. */
 static __device__ __forceinline__ const struct cutoff &
-first_cutoff(const struct evict_args &a, const struct due &d, int stream) {
-    int scope = stream / d.first.scope_streams;
+first_cutoff(const struct evict_args &a, const struct due &d, const struct stream_state &state) {
+    int scope = scope_of(d.first, state);
     const struct cutoff &cutoff = a.cutoffs[d.first.first_cutoff + scope];
     return cutoff.capped & a.own ? a.cutoffs[d.own.first_cutoff + scope] : cutoff;
 }
 
 static __device__ __forceinline__ const struct cutoff &
-final_cutoff(const struct evict_args &a, const struct due &d, int stream) {
-    if (d.second.scopes == 0) return first_cutoff(a, d, stream);
-    return a.cutoffs[d.second.first_cutoff + stream / d.second.scope_streams];
+final_cutoff(const struct evict_args &a, const struct due &d, const struct stream_state &state) {
+    if (d.second.scopes == 0) return first_cutoff(a, d, state);
+    return a.cutoffs[d.second.first_cutoff + state.stream];
 }
 
 static __device__ __forceinline__ uint32_t rank_field(const struct pages &p, int64_t side,
@@ -265,8 +281,10 @@ static __device__ __forceinline__ bool is_kept(const struct pages &p, int64_t si
 struct chunk {
     uint32_t kept[PRODUCT_KEYS / 32]; /* bit i % 32 of word i / 32: entry i of the chunk is kept */
     int32_t before;                   /* kept entries of the stream before the chunk */
-    uint32_t taken; /* the chunk's entries have been read and may be overwritten */
+    uint32_t taken; /* in so many launches the chunk's entries have been read and may be overwritten
+                     */
 };
+#define MOVES_MAX (2 * KINDS_MAX) /* launches that move entries */
 
 void compact_room(struct pieces *room, struct evict_args *args); /* allocates its results */
 /* Finds the kept entries of each chunk, kept and lead of the states. Adds the missing pages to

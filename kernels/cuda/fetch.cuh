@@ -18,26 +18,33 @@ static __device__ __forceinline__ void fetch_open(uint64_t *barriers, int count,
     ptx_barrier_init_fence();
 }
 
-/* Starts copying `bytes` bytes, from byte `offset` on, of each of the pages table[0 .. count) to
- * `to`, one after the other; this phase of the barrier ends when they have arrived. 1 to 32 pages.
- * The group no longer uses what was there, and has synchronised since. */
+/* Copied of each page are `bytes` bytes from byte `offset` on; and the distance of the
+ * copies. */
+struct page_part {
+    int offset, bytes, apart;
+};
+
+/* Starts copying parts of each of the pages table[0 .. count) to `to`, one after the other; this
+ * phase of the barrier ends when they have arrived. 1 to 32 pages. The group no longer uses what
+ * was there, and has synchronised since. */
 static __device__ __forceinline__ void fetch_pages(const struct fetchers &by, const struct pages &p,
-                                                   const int32_t *table, int count, int offset,
-                                                   int bytes, char *to, uint64_t *barrier) {
+                                                   const int32_t *table, int count,
+                                                   const struct page_part &part, char *to,
+                                                   uint64_t *barrier) {
     if (ptx_has_bulk()) {
         if (by.thread >= 32) return;
         int32_t page = by.thread < count ? table[by.thread] : 0;
-        if (by.thread == 0) ptx_barrier_expect(barrier, (uint32_t)(count * bytes));
+        if (by.thread == 0) ptx_barrier_expect(barrier, (uint32_t)(count * part.bytes));
         __syncwarp();
         if (by.thread < count)
-            ptx_bulk_copy(to + by.thread * bytes, pages_at(p, page) + offset, (uint32_t)bytes,
-                          barrier);
+            ptx_bulk_copy(to + by.thread * part.apart, pages_at(p, page) + part.offset,
+                          (uint32_t)part.bytes, barrier);
         return;
     }
     for (int i = 0; i < count; i++) {
-        const char *from = pages_at(p, table[i]) + offset;
-        for (int at = 16 * by.thread; at < bytes; at += 16 * by.count)
-            ptx_async_copy(to + i * bytes + at, from + at);
+        const char *from = pages_at(p, table[i]) + part.offset;
+        for (int at = 16 * by.thread; at < part.bytes; at += 16 * by.count)
+            ptx_async_copy(to + i * part.apart + at, from + at);
     }
     ptx_async_arrive(barrier);
 }

@@ -7,12 +7,14 @@
 #include "kernels/row.h"
 #include "kernels/rule.h"
 #include "kernels/shard.h"
+#include "kernels/snapshot.h"
 
 #define GROUP_MAX    16  /* query heads per KV head: rows of one mma tile */
 #define RING_SIZES   4   /* rings hold 8, 16, 32 or 64 queries */
 #define RINGS_SPARE  16  /* spare rings kept of each size */
 #define PREFILL_ROWS 128 /* packed rows (token, query head of the group) of a prefill tile */
 #define PARTS_MAX    4   /* parts of a joined weight */
+#define KINDS_MAX    4   /* kinds of heads in a model */
 
 struct matrix; /* matrix.cuh */
 
@@ -62,8 +64,8 @@ struct slot {
     int64_t forked;       /* entries that it shared with its source when it was forked */
 
     /* The last queries, if the rule has a window: the query at position p is at p % window of the
-     * ring if ring_pos says so. Device, [layers][window][heads_q * head_dim] bf16, rotated, not
-     * scaled: exactly the numbers that attention used. */
+     * ring if ring_pos says so. Device, [layers][window][heads_q * head_dim] bf16 with each layer's
+     * head_dim, rotated, not scaled: exactly the numbers that attention used. */
     int32_t window; /* 0: no ring */
     uint16_t *ring;
     int32_t ring_pos[KERN_WINDOW_MAX]; /* -1: none */
@@ -87,6 +89,15 @@ struct span {
         begins; /* adds: attention is added up in the entries; begins: the slot was not in use */
 };
 
+/* Heads of layers that have equally many and equally wide ones. */
+struct heads_kind {
+    int heads_model, head_dim; /* KV heads of the model */
+    int group;                 /* query heads for each of them */
+    struct shard_heads shard;  /* this rank's */
+    int row_bytes, page_slots;
+    int layers; /* layers with such heads */
+};
+
 /* One decoding row: its stream of every (layer, head) is an item's source. */
 struct plan_stream {
     int32_t full, tail; /* item of its first whole chunk; item of the rest, or -1 */
@@ -100,6 +111,12 @@ struct plan_item {
 /* Tile of PREFILL_ROWS packed rows of one span. */
 struct prefill_tile {
     int32_t span, first;
+};
+
+/* Tiles of one kind of heads; device. */
+struct prefill_tiles {
+    const struct prefill_tile *list;
+    int count;
 };
 
 /* The options of a layer's last attention, which also apply to queries that are observed later. */
@@ -125,8 +142,8 @@ struct step {
     const struct span *spans; /* device, [span_count] */
     const int32_t *row_span;  /* device, [rows] */
     const int32_t *decode;    /* device, [decode_count]: spans with one row */
-    const struct prefill_tile *tiles;
-    int decode_count, tile_count;
+    struct prefill_tiles tiles[KINDS_MAX];
+    int decode_count;
     bool has_angles[CUDA_ROPES]; /* the angles of these rows are computed, for each rotation */
     bool keeps;                  /* some rule stores or adds up queries */
 };
@@ -136,8 +153,14 @@ struct cuda {
     struct kern_ops ops;
     struct device *device;
     const struct comm *comm;           /* comm_none for a single rank */
-    struct shard_heads shard;          /* this rank's heads, once the cache is open */
+    struct shard_heads shard;          /* this rank's heads, once the cache is open; where layers
+                                          differ, in those with the most */
     struct kern_cache_options options; /* counts this rank's heads */
+    struct heads_kind kinds[KINDS_MAX];
+    int kind_count, group_most;    /* group_most: the largest group */
+    int64_t queries;               /* numbers of a token's queries in all layers */
+    struct layer_place *layers;    /* host, [layers]: a copy of pages.layer_places */
+    struct snapshot_layer *shapes; /* host, [layers] */
     bool has_cache;
     bool eager; /* no graphs; with several ranks there are none either, see README.md */
     int64_t summed,
@@ -162,7 +185,7 @@ struct cuda {
     struct plan_stream *streams;       /* [layers][slots * heads_kv] */
     int32_t *item_counts;              /* [layers] */
     int64_t items_max, forked_entries; /* the latter: sum over slots */
-    float *partials;                   /* [items_max][group]: o, then m, l; see PARTIAL_ROW */
+    float *partials; /* [items_max][group]: o, then m, l; see PARTIAL_ROW; room for every kind */
 
     struct cuda_rope ropes[CUDA_ROPES];
 
@@ -199,14 +222,29 @@ static inline struct cuda *cuda_of(struct kern *kern) {
     return reinterpret_cast<struct cuda *>(kern);
 }
 
-static inline int cuda_group(const struct cuda *cuda) {
-    return cuda->options.heads_q / cuda->options.heads_kv;
+/* The kind of a layer's heads, once the cache is open. */
+static inline const struct heads_kind *kind_of_layer(const struct cuda *cuda, int layer) {
+    return &cuda->kinds[cuda->layers[layer].kind];
 }
 
-/* Numbers of a row of queries, keys and, unless keys hold them, values. */
-static inline int64_t cuda_row_width(const struct cuda *cuda) {
-    const struct kern_cache_options *o = &cuda->options;
-    return (int64_t)(o->heads_q + (o->latent ? 1 : 2) * o->heads_kv) * o->head_dim;
+/* Numbers of a row of queries. */
+static inline int64_t kind_query_width(const struct heads_kind *kind) {
+    return (int64_t)kind->shard.heads_q * kind->head_dim;
+}
+
+/* Numbers of a row of queries and, unless it has queries alone, of keys and of values that no key
+ * holds. */
+static inline int64_t kind_row_width(const struct cuda *cuda, const struct heads_kind *kind,
+                                     bool queries) {
+    const int sides = queries ? 0 : cuda->options.latent ? 1 : 2;
+    return kind_query_width(kind) + (int64_t)sides * kind->shard.heads_kv * kind->head_dim;
+}
+
+/* The pages as they are for a layer. */
+static inline struct pages layer_pages(const struct cuda *cuda, int layer) {
+    struct pages own = pages_with(cuda->pages, cuda->layers[layer].slots);
+    own.heads_kv = cuda->layers[layer].heads;
+    return own;
 }
 
 /* Returns the room's memory, at least `bytes`; NULL if there is none (the device keeps the
@@ -308,7 +346,7 @@ struct heads_array {
     int64_t stride;
 };
 void rotate_heads(struct cuda *cuda, struct heads_array to, struct heads_array from, int rows,
-                  int heads);
+                  int heads, int head_dim);
 void op_write_kv(struct kern *kern, int layer, const float *qkv, const float *log_beta,
                  const struct kern_batch *batch);
 

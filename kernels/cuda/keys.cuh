@@ -1,7 +1,7 @@
 /* Products of vectors with the keys of a stream, shared by the observation of attention, redundancy
  * and merging. A block of PRODUCT_THREADS processes PRODUCT_KEYS keys of one stream and up to
- * PRODUCT_ROWS vectors at a time, bf16 in, float32 sums (mma.m16n8k16), and leaves all products in
- * shared memory for further arithmetic.
+ * product_shape's ROWS vectors at a time, bf16 in, float32 sums (mma.m16n8k16), and leaves all
+ * products in shared memory for further arithmetic.
  *
  * Only the key half of each page is read, in the page's layout; numbers of one byte are converted
  * to bf16 in shared memory, in the layout of bf16 pages. The codes of KERN_ROW8 are whole numbers,
@@ -18,7 +18,7 @@
 #define PRODUCT_THREADS 128
 #define PRODUCT_WARPS   (PRODUCT_THREADS / 32)
 #define PRODUCT_KEYS    128
-#define PRODUCT_ROWS    (16 * PRODUCT_WARPS)
+#define PRODUCT_ROWS    (16 * PRODUCT_WARPS) /* the most vectors */
 #define PRODUCT_STRIDE                                                                             \
     (PRODUCT_KEYS + 8) /* stride of a row of products: free of bank conflicts                      \
                         */
@@ -27,9 +27,11 @@ template <int D> struct product_shape {
     static const int P = PAGE_BYTES / (4 * D);
     static const int CHUNKS = D / CHUNK_DIMS;
     static const int ROW_BYTES = 2 * D + 16;
+    /* Beside keys of 512 numbers shared memory has room for half as many vectors. */
+    static const int ROWS = D > 256 ? PRODUCT_ROWS / 2 : PRODUCT_ROWS;
     static const int KEY_BYTES = PRODUCT_KEYS * 2 * D;
-    static const int SHARED = KEY_BYTES + PRODUCT_ROWS * ROW_BYTES +
-                              PRODUCT_ROWS * PRODUCT_STRIDE * (int)sizeof(float) +
+    static const int SHARED = KEY_BYTES + ROWS * ROW_BYTES +
+                              ROWS * PRODUCT_STRIDE * (int)sizeof(float) +
                               PRODUCT_KEYS * (int)sizeof(float) + 16;
 };
 
@@ -37,7 +39,7 @@ template <int D> struct product_shape {
 struct product {
     char *keys;
     char *rows;
-    float *out;     /* [PRODUCT_ROWS][PRODUCT_STRIDE] */
+    float *out;     /* [ROWS][PRODUCT_STRIDE] */
     float *factors; /* [PRODUCT_KEYS], where rows are codes */
     uint64_t *barrier;
     uint32_t uses; /* phases of the barrier so far */
@@ -49,8 +51,8 @@ template <int D> static __device__ struct product product_open(char *shared) {
     struct product p;
     p.keys = shared;
     p.rows = shared + S::KEY_BYTES;
-    p.out = (float *)(p.rows + PRODUCT_ROWS * S::ROW_BYTES);
-    p.factors = p.out + PRODUCT_ROWS * PRODUCT_STRIDE;
+    p.out = (float *)(p.rows + S::ROWS * S::ROW_BYTES);
+    p.factors = p.out + S::ROWS * PRODUCT_STRIDE;
     p.barrier = (uint64_t *)(p.factors + PRODUCT_KEYS);
     p.uses = 0;
     if (threadIdx.x == 0) fetch_open(p.barrier, 1, PRODUCT_THREADS);
@@ -58,7 +60,14 @@ template <int D> static __device__ struct product product_open(char *shared) {
     return p;
 }
 
-/* The factor of this thread's key; 0 behind the last one, where memory is stale. */
+/* The pages as they are for heads of D numbers. */
+template <int D>
+static __device__ __forceinline__ struct pages product_pages(const struct pages &pages) {
+    return pages_with(pages, PAGE_SIDE / (pages.narrow ? D : 2 * D));
+}
+
+/* The factor of this thread's key; 0 behind the last one, where memory is stale. `pages`: as they
+ * are for the stream. */
 static __device__ __forceinline__ void product_factor(const struct product &p,
                                                       const struct pages &pages,
                                                       const int32_t *table, int first, int count,
@@ -75,12 +84,12 @@ static __device__ __forceinline__ void
 product_fetch(const struct product &p, const struct pages &pages, const int32_t *table, int first,
               int count, int side = 0) {
     typedef product_shape<D> S;
-    bool narrow = pages.row_bytes == D;
+    bool narrow = pages.narrow;
     int slots = narrow ? PAGE_SIDE / D : S::P, many = (count + slots - 1) / slots;
     char *to = p.keys + (narrow ? S::KEY_BYTES / 2 : 0);
-    if (pages.scaled) product_factor(p, pages, table, first, count, side);
+    if (pages.scaled) product_factor(p, product_pages<D>(pages), table, first, count, side);
     fetch_pages({(int)threadIdx.x, PRODUCT_THREADS}, pages, table + first / slots, many,
-                side * PAGE_SIDE, PAGE_SIDE, to, p.barrier);
+                {side * PAGE_SIDE, PAGE_SIDE, PAGE_SIDE}, to, p.barrier);
 }
 
 /* Chunk `chunk` of the key at place `at`. */
@@ -118,7 +127,7 @@ template <int D> static __device__ void product_widen(const struct product &p, b
 template <int D>
 static __device__ __forceinline__ void product_wait(struct product &p, const struct pages &pages) {
     ptx_barrier_wait(p.barrier, p.uses++ & 1);
-    if (pages.row_bytes == D) product_widen<D>(p, pages.scaled);
+    if (pages.narrow) product_widen<D>(p, pages.scaled);
 }
 
 template <int D>
@@ -174,8 +183,9 @@ template <int D>
 static __device__ __forceinline__ void
 product_take_key(const struct product &p, int row, const struct pages &pages, const int32_t *table,
                  int entry, int chunk) {
-    *(uint4 *)product_row<D>(p, row, chunk) = pages_read_piece(
-        pages, table[entry / pages.page_slots], 0, entry % pages.page_slots, chunk);
+    const struct pages own = product_pages<D>(pages);
+    *(uint4 *)product_row<D>(p, row, chunk) =
+        pages_read_piece(own, table[entry / own.page_slots], 0, entry % own.page_slots, chunk);
 }
 
 #endif

@@ -1,6 +1,6 @@
 /* Latent attention in front of attention and behind it (struct kern_latent): each head's products,
  * the norm of the vector that is cached, and the order of the numbers that rotate;
- * kernels/cpu/latent.c is the reference. attend_latent.cu is the attention.
+ * kernels/cpu/latent.c is the reference. attend_wide.cu is the attention.
  *
  * Products are made number by number, in float32: a warp for each output of a head and MATRIX_ROWS
  * rows. An output's sum has the same order whatever rows are beside it. */

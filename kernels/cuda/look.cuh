@@ -1,6 +1,6 @@
 /* Multiplies queries with a chunk of a stream, for the kernels of observe.cu. A block of
  * PRODUCT_THREADS processes PRODUCT_KEYS entries, and as many queries at a time as whole groups fit
- * PRODUCT_ROWS. */
+ * the rows of a product. */
 #ifndef KEEPD_KERNELS_CUDA_LOOK_CUH
 #define KEEPD_KERNELS_CUDA_LOOK_CUH
 
@@ -41,13 +41,14 @@ static __host__ __device__ __forceinline__ int work_bytes() {
     return PRODUCT_ROWS * (int)(sizeof(struct sight) + sizeof(struct look_stat));
 }
 
+template <int D>
 static __device__ void work_begin(struct work &w, const struct look_args &a, int state) {
     w.index = state;
     w.state = &a.streams.states[state];
     w.look = a.looks[w.state->subject];
     int slot = a.streams.subjects[w.state->subject].slot;
     w.table = pages_table(a.streams.pages, slot, w.state->stream);
-    w.queries = PRODUCT_ROWS / a.group;
+    w.queries = product_shape<D>::ROWS / a.group;
     w.width = of_logits(w.look) ? 1 : a.group;
 }
 
@@ -77,12 +78,12 @@ template <int D>
 static __device__ void work_queries(const struct work &w, const struct look_args &a, int first,
                                     int count) {
     typedef product_shape<D> S;
-    int layer = w.state->stream / a.streams.pages.heads_kv;
-    int head = w.state->stream % a.streams.pages.heads_kv * a.group;
-    const uint16_t *from = w.look.queries + layer * w.look.layer_stride;
+    const int head = w.state->place.head * a.group;
+    const int64_t before = a.streams.pages.layer_places[w.state->place.layer].query;
+    const uint16_t *from = w.look.queries + before * w.look.layer_stride;
     for (int i = threadIdx.x; i < count * a.group * S::CHUNKS; i += PRODUCT_THREADS) {
         int row = i / S::CHUNKS, chunk = i % S::CHUNKS, query = first + row / a.group;
-        int place = (query_at(w.look, query) - w.look.origin) % w.look.modulus;
+        int place = (query_at(w.look, query) - w.look.origin) % w.look.modulus + w.look.row;
         const uint16_t *q = from + ((int64_t)place * a.heads_q + head + row % a.group) * D;
         *(uint4 *)product_row<D>(w.product, row, chunk) = *(const uint4 *)(q + chunk * CHUNK_DIMS);
     }

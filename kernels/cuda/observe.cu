@@ -11,9 +11,9 @@
  *
  * A softmax belongs to a query head, or to a query where the group's logits are combined first;
  * both are called a vector. As many queries are processed at a time as whole groups fit
- * PRODUCT_ROWS. An entry belongs to one thread, which adds queries in their order, so that mass
- * does not depend on how a prompt was split into steps. No kernel holds more of a prompt in memory
- * than PRODUCT_ROWS rows of one chunk. */
+ * the rows of a product. An entry belongs to one thread, which adds queries in their order, so that
+ * mass does not depend on how a prompt was split into steps. No kernel holds more of a prompt in
+ * memory than these rows of one chunk. */
 #include <math.h>
 #include <string.h>
 
@@ -33,8 +33,7 @@ static int ring_size(int32_t window) {
 }
 
 static size_t ring_rows(const struct cuda *cuda) {
-    const struct kern_cache_options *o = &cuda->options;
-    return (size_t)o->layers * (size_t)o->heads_q * (size_t)o->head_dim * sizeof(uint16_t);
+    return (size_t)cuda->queries * sizeof(uint16_t);
 }
 
 size_t ring_bytes(const struct cuda *cuda, int32_t window) {
@@ -81,16 +80,20 @@ int ring_take(struct cuda *cuda, struct slot *slot, int32_t window) {
     return 0;
 }
 
+static size_t product_shared(int head_dim) {
+    return (size_t)(head_dim == 64    ? product_shape<64>::SHARED
+                    : head_dim == 128 ? product_shape<128>::SHARED
+                    : head_dim == 256 ? product_shape<256>::SHARED
+                                      : product_shape<WIDE_DIM>::SHARED);
+}
+
 /* Bytes of shared memory that a block needs for a rule that looks at keys; 0: it does not. */
 static size_t rule_shared(const struct cuda *cuda, const struct kern_rule *rule) {
-    const int D = cuda->options.head_dim, parts = rule_window(rule) ? cuda_group(cuda) : 1;
+    const int parts = rule_window(rule) ? cuda->group_most : 1;
     bool looks = rule_window(rule) || rule_adds(rule);
     if (!looks && !rule->redundancy.on) return 0;
-    size_t product = (size_t)(D == 64    ? product_shape<64>::SHARED
-                              : D == 128 ? product_shape<128>::SHARED
-                                         : product_shape<256>::SHARED);
     size_t sums = (size_t)(2 * parts + 1) * PRODUCT_KEYS * sizeof(float);
-    return product + (size_t)work_bytes() + sums;
+    return product_shared(cuda->options.head_dim) + (size_t)work_bytes() + sums;
 }
 
 /* ---- Keeping queries ---- */
@@ -99,9 +102,10 @@ struct keep_args {
     const struct span *spans;
     const int32_t *row_span;
     const float *queries;
-    uint16_t *now;          /* [rows][heads_q * head_dim]: the step's queries, for mass; or NULL */
-    int rows, layer, width; /* width: heads_q * head_dim */
-    int64_t stride;         /* from the queries of a row to those of the next */
+    uint16_t *now;   /* [rows][width]: the step's queries, for mass; or NULL */
+    int rows, width; /* width: heads_q * head_dim of the layer */
+    int64_t before;  /* a ring's numbers of a query in earlier layers */
+    int64_t stride;  /* from the queries of a row to those of the next */
 };
 
 /* A thread per two elements. */
@@ -116,7 +120,7 @@ static __global__ void k_keep_queries(const struct keep_args a) {
     uint32_t packed = ptx_pack_bf16(pair.x, pair.y);
     int pos = s.pos + row - s.row;
     if (remembered)
-        *(uint32_t *)(s.ring + ((int64_t)a.layer * s.window + pos % s.window) * a.width + at) =
+        *(uint32_t *)(s.ring + a.before * s.window + (int64_t)(pos % s.window) * a.width + at) =
             packed;
     if (s.adds) *(uint32_t *)(a.now + (int64_t)row * a.width + at) = packed;
 }
@@ -130,9 +134,9 @@ static __device__ __forceinline__ struct attended attended_of(const struct look_
 
 /* A thread per query; blocks (state, part). */
 static __global__ void k_look_sees(const struct look_args a) {
-    const struct pages &p = a.streams.pages;
-    if (pages_failed(p)) return;
+    if (pages_failed(a.streams.pages)) return;
     const struct stream_state &st = a.streams.states[blockIdx.x];
+    const struct pages p = pages_with(a.streams.pages, st.place.slots);
     const struct look &look = a.looks[st.subject];
     int query = (int)(blockIdx.y * blockDim.x + threadIdx.x);
     if (look.kind == LOOK_NONE || query >= look.query_count) return;
@@ -141,7 +145,7 @@ static __global__ void k_look_sees(const struct look_args a) {
     struct sight sight = {0, pages_before(p, table, st.length, pos + 1)};
     if (look.observe.support == KERN_SUPPORT_CANDIDATES && sight.high > st.candidates)
         sight.high = st.candidates;
-    int visible = attended_of(a, st.stream / p.heads_kv).sliding_window;
+    int visible = attended_of(a, st.place.layer).sliding_window;
     if (visible > 0) sight.low = pages_before(p, table, st.length, pos - visible + 1);
     look_sees(a, look, blockIdx.x)[query] = sight;
 }
@@ -214,8 +218,8 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS, 1)
     int count = *a.streams.item_count;
     for (int i = blockIdx.x; i < count; i += (int)gridDim.x) {
         const struct item item = a.streams.items[i];
-        work_begin(w, a, item.state);
-        if (w.look.kind == LOOK_NONE) continue;
+        work_begin<D>(w, a, item.state);
+        if (w.look.kind == LOOK_NONE || w.state->place.kind != a.kind) continue;
         work_chunk(w, item.chunk * PRODUCT_KEYS);
         stats_chunk<D>(w, a, i);
     }
@@ -224,11 +228,10 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS, 1)
 /* The part of one softmax that is not an entry's: the learned sink of vector `vector`, or nothing.
  */
 static __device__ struct look_stat sink_stat(const struct look_args &a, const struct look &look,
-                                             int stream, int vector) {
-    const int heads = a.streams.pages.heads_kv;
-    const float *sinks = attended_of(a, stream / heads).sinks;
+                                             const struct stream_place &place, int vector) {
+    const float *sinks = attended_of(a, place.layer).sinks;
     if (!sinks) return {-INFINITY, 0};
-    sinks += stream % heads * a.group;
+    sinks += place.head * a.group;
     if (!of_logits(look)) return {__fmul_rn(sinks[vector % a.group], LOG2_E), 1};
     float sink = sinks[0];
     for (int r = 1; r < a.group; r++)
@@ -244,8 +247,8 @@ static __global__ void k_look_fold(const struct look_args a) {
     const struct look &look = a.looks[st.subject];
     int vectors = look.query_count * (of_logits(look) ? 1 : a.group);
     int v = (int)(blockIdx.y * blockDim.x + threadIdx.x);
-    if (look.kind == LOOK_NONE || v >= vectors) return;
-    struct look_stat all = sink_stat(a, look, st.stream, v);
+    if (look.kind == LOOK_NONE || v >= vectors || st.place.kind != a.kind) return;
+    struct look_stat all = sink_stat(a, look, st.place, v);
     for (int chunk = 0; chunk < st.work; chunk++)
         all = stat_fold(all, look_partial(a, look, blockIdx.x, st.item + chunk)[v]);
     all = {all.most == -INFINITY ? 0 : all.most, all.scale > 0 ? __fdiv_rn(1, all.scale) : 0};
@@ -352,11 +355,12 @@ static __device__ void add_queries(const struct work &w, const struct look_args 
 
 /* Loads the thread's entry. */
 static __device__ void add_begin(const struct work &w, const struct look_args &a, struct add &d) {
+    const struct pages p = pages_with(a.streams.pages, w.state->place.slots);
     int key = threadIdx.x, entry = w.base + key;
     float start = 0;
     d.entropy = 0;
     if (w.look.kind == LOOK_MASS && entry >= d.from && entry < d.to)
-        start = a.streams.pages.score[pages_side(a.streams.pages, w.table, entry)];
+        start = p.score[pages_side(p, w.table, entry)];
     for (int part = 0; part < d.parts; part++) {
         d.moments.sum[part * PRODUCT_KEYS + key] = start;
         d.moments.squares[part * PRODUCT_KEYS + key] = 0;
@@ -368,8 +372,8 @@ static __device__ void add_end(const struct work &w, const struct look_args &a, 
     int key = threadIdx.x, entry = w.base + key, seen = w.look.query_count;
     bool mine = entry >= d.from && entry < d.to;
     if (w.look.kind == LOOK_MASS) {
-        if (mine)
-            a.streams.pages.score[pages_side(a.streams.pages, w.table, entry)] = d.moments.sum[key];
+        const struct pages p = pages_with(a.streams.pages, w.state->place.slots);
+        if (mine) p.score[pages_side(p, w.table, entry)] = d.moments.sum[key];
     } else if (w.look.kind == LOOK_WINDOW) {
         float x = d.parts == 1 ? moments_end(w.look.observe, d.moments, key, seen) : 0;
         for (int part = 0; part < d.parts && d.parts > 1; part++)
@@ -431,8 +435,8 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS, 1) k_look_add(const st
     int count = *a.streams.item_count;
     for (int i = blockIdx.x; i < count; i += (int)gridDim.x) {
         const struct item item = a.streams.items[i];
-        work_begin(w, a, item.state);
-        if (w.look.kind == LOOK_NONE) continue;
+        work_begin<D>(w, a, item.state);
+        if (w.look.kind == LOOK_NONE || w.state->place.kind != a.kind) continue;
         const struct kern_observe &observe = w.look.observe;
         int begin = item.chunk * PRODUCT_KEYS, end = begin + PRODUCT_KEYS;
         int most = w.look.kind == LOOK_MASS ? w.state->length : w.state->candidates;
@@ -443,7 +447,7 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS, 1) k_look_add(const st
                    observe.smooth != KERN_SMOOTH_NONE;
         /* Chunks begin with a page; if pages are larger than the margin, up to a page before the
          * entries. */
-        int slots = a.streams.pages.page_slots, margin = d.smooth ? SMOOTH_MARGIN : 0;
+        int slots = w.state->place.slots, margin = d.smooth ? SMOOTH_MARGIN : 0;
         int step = PRODUCT_KEYS - 2 * margin;
         if (slots > SMOOTH_MARGIN && d.smooth) step = PRODUCT_KEYS - margin - slots;
         for (d.from = begin; d.from < end || d.from == begin; d.from += step) {
@@ -471,6 +475,7 @@ static size_t add_bytes(const struct look_args &args) {
     return (size_t)work_bytes() + (size_t)(2 * args.parts_max + 1) * PRODUCT_KEYS * sizeof(float);
 }
 
+/* All streams with heads of one kind. */
 template <int D> static void look_keys(struct cuda *cuda, const struct look_args &args) {
     const size_t shared = product_shape<D>::SHARED, stats = shared + work_bytes(),
                  add = shared + add_bytes(args);
@@ -482,13 +487,23 @@ template <int D> static void look_keys(struct cuda *cuda, const struct look_args
     LAUNCH(cuda->device, (k_look_add<D>), blocks, PRODUCT_THREADS, add, args);
 }
 
+static void look_kind(struct cuda *cuda, const struct look_args &all, int kind) {
+    const int head_dim = cuda->kinds[kind].head_dim;
+    struct look_args args = all;
+    args.kind = kind;
+    args.group = cuda->kinds[kind].group;
+    if (head_dim == 64) look_keys<64>(cuda, args);
+    if (head_dim == 128) look_keys<128>(cuda, args);
+    if (head_dim == 256) look_keys<256>(cuda, args);
+    if (head_dim == WIDE_DIM) look_keys<WIDE_DIM>(cuda, args);
+}
+
 void look_all(struct cuda *cuda, const struct look_args &args) {
     unsigned states = (unsigned)args.streams.state_count;
     LAUNCH(cuda->device, k_look_sees, dim3(states, blocks_for(args.queries_max, THREADS)), THREADS,
            0, args);
-    if (cuda->options.head_dim == 64) look_keys<64>(cuda, args);
-    if (cuda->options.head_dim == 128) look_keys<128>(cuda, args);
-    if (cuda->options.head_dim == 256) look_keys<256>(cuda, args);
+    for (int k = 0; k < cuda->kind_count; k++)
+        if (args.attended || k == args.kind) look_kind(cuda, args, k);
 }
 
 void look_place(struct look *look, int64_t streams, int64_t items, int group,
@@ -516,7 +531,7 @@ struct mass {
     int count; /* spans; 0: none, and the other members are unused */
     struct look_args args;
     struct look_sizes sizes;
-    uint16_t *now; /* [rows][heads_q * head_dim]: queries of the current layer */
+    uint16_t *now; /* [rows][heads_q * head_dim]: queries of the current layer, with its head_dim */
 };
 
 void mass_close(struct cuda *cuda) {
@@ -556,7 +571,7 @@ static void mass_measure(const struct cuda *cuda, const struct kern_batch *batch
     args->streams.entries_max = round_up(args->streams.entries_max);
     args->streams.pages = cuda->pages;
     args->streams.state_count = mass->count * o->heads_kv;
-    args->group = cuda_group(cuda);
+    args->group = cuda->group_most;
     args->heads_q = o->heads_q;
     args->vectors_max = args->queries_max * args->group;
     args->parts_max = 1;
@@ -574,7 +589,7 @@ static void mass_room(const struct cuda *cuda, int rows, struct pieces *room, st
 static int mass_reserve(struct cuda *cuda) {
     const struct kern_cache_options *o = &cuda->options;
     struct mass mass = {};
-    int64_t items = 0, most = 0, rows = o->rows_max, group = cuda_group(cuda);
+    int64_t items = 0, most = 0, rows = o->rows_max, group = cuda->group_most;
     for (int i = 0; i < o->slots; i++) {
         const struct slot *slot = &cuda->slots[i];
         if (!slot->adds) continue;
@@ -644,9 +659,7 @@ bool mass_stage(struct cuda *cuda, const struct kern_batch *batch) {
     mass_room(cuda, batch->rows, &room, mass);
     room = {static_cast<char *>(room_take(cuda, &cuda->look, room.used)), 0};
     if (room.base) mass_room(cuda, batch->rows, &room, mass);
-    for (size_t i = 0; i < count; i++)
-        looks[i].queries =
-            mass->now + looks[i].row * (int64_t)cuda->options.heads_q * cuda->options.head_dim;
+    for (size_t i = 0; i < count; i++) looks[i].queries = mass->now;
     mass->args.looks =
         static_cast<const struct look *>(device_stage(cuda->device, looks, count * sizeof *looks));
     mass->args.streams.subjects = static_cast<const struct subject *>(
@@ -659,12 +672,17 @@ bool mass_stage(struct cuda *cuda, const struct kern_batch *batch) {
 }
 
 void keep_queries(struct cuda *cuda, int layer, const float *queries, int64_t stride) {
-    const struct kern_cache_options *o = &cuda->options;
     const struct step *step = &cuda->step;
     if (!step->keeps) return;
-    int width = o->heads_q * o->head_dim;
-    struct keep_args args = {step->spans, step->row_span, queries, cuda->mass->now,
-                             step->rows,  layer,          width,   stride};
+    const int width = (int)kind_query_width(kind_of_layer(cuda, layer));
+    struct keep_args args = {step->spans,
+                             step->row_span,
+                             queries,
+                             cuda->mass->now,
+                             step->rows,
+                             width,
+                             cuda->layers[layer].query,
+                             stride};
     LAUNCH(cuda->device, k_keep_queries, blocks_for((int64_t)step->rows * width / 2, THREADS),
            THREADS, 0, args);
 }
@@ -675,7 +693,9 @@ void add_mass(struct cuda *cuda, int layer) {
     mass->args.scale = cuda->scale * LOG2_E;
     mass->args.cap = cuda->cap * LOG2_E;
     mass->args.same = cuda->attended[layer];
-    mass->args.streams.stream_offset = layer * cuda->options.heads_kv;
+    mass->args.kind = cuda->layers[layer].kind;
+    mass->args.streams.stream_offset = cuda->layers[layer].first;
+    mass->args.streams.stream_most = cuda->layers[layer].heads;
     streams_find(cuda, mass->args.streams, mass->count, cuda->options.heads_kv);
     streams_plan(cuda, mass->args.streams);
     look_all(cuda, mass->args);

@@ -15,6 +15,10 @@
  * on, makes the page as large as it can be with LATENT_PAGE_MOST bytes. DeepSeek's rows of 576
  * numbers: nine panels, 8 entries, 9,216 bytes.
  *
+ * Where layers differ in heads, so do head_dim and P, and all pages have the same size: a stream's
+ * place in a table says what its pages hold (pages_with). A row of 1,024 bytes has panels of four
+ * rows.
+ *
  * Entries of a stream (slot, layer, KV head) are dense and ascend in pos: entry i is row i % P of
  * page table[i / P]. Memory at or after a stream's length is stale, and may be NaN if another
  * sequence left it: kernels mask it as keys and as values.
@@ -45,6 +49,8 @@
 #define LATENT_VALUES_MAX 512 /* numbers of a value that attention has registers for */
 #define LATENT_DIM_MAX    640 /* numbers of a key that evictions have shared memory for on 9.0 */
 
+#define WIDE_DIM 512 /* heads of so many numbers are wider than others: attend_wide.cu */
+
 #define STATE_NUMBERS (PAGE_BYTES / 4) /* in a page of a recurrent state */
 
 #define SCORE_NONE (-1.0f) /* no score yet; scores of attention are never negative */
@@ -59,7 +65,25 @@ struct pages_state {
     unsigned long long hits; /* groups of evictions in which rank_cap limited a rank */
 };
 
-/* Passed to every kernel by value. */
+/* A stream of this rank. */
+struct alignas(16) stream_place {
+    int32_t layer, head; /* head: among the layer's on this rank */
+    int32_t slots, kind; /* P; kind: the number of the layer's kind of heads (internal.h) */
+};
+
+/* A layer's streams, on this rank and in the model. */
+struct alignas(16) layer_place {
+    int32_t first, heads;             /* on this rank: the first stream, and how many there are */
+    int32_t model_first, heads_model; /* the same in the model */
+    int32_t head_first; /* the number, among the model's heads in the layer, of the first one on
+                           this rank */
+    int32_t query;      /* how many numbers a token's queries have in earlier layers */
+    int32_t kind, slots;
+};
+
+/* Passed to every kernel by value. Where layers differ, page_slots, row_bytes, head_dim and
+ * heads_kv are the largest, and of one layer or stream in what pages_with and layer_pages return.
+ */
 struct pages {
     char *pool;       /* [count] of page_bytes */
     int32_t *pos;     /* [count][P] */
@@ -72,18 +96,39 @@ struct pages {
     int32_t *lengths; /* [slots][rows]: entries of a stream, pages of a state */
     float *weights;   /* [slots][layers]: measured layer weights */
     struct pages_state *state;
+    const struct stream_place *stream_places; /* [streams] */
+    const struct layer_place *layer_places;   /* [layers] */
     int64_t count;
-    int layers, heads_kv, head_dim, streams; /* streams = layers * heads_kv */
-    int row_bytes;                           /* bytes of one key or value, without its factor */
-    int page_bytes;                          /* PAGE_BYTES, and the factors */
-    bool scaled;                             /* rows are codes with a factor, rotated */
-    bool latent;                             /* keys hold the values; rows are padded */
-    int heads_model, head_first;             /* KV heads of all ranks; the first one on this rank */
-    int page_slots;                          /* P */
-    int stream_pages;                        /* ceil(max_positions / P) */
-    int rows, state_pages;                   /* streams and states; pages of a state */
-    int64_t slot_pages;                      /* entries of a slot's tables */
+    int layers, heads_kv, head_dim;
+    int streams, model_streams; /* streams of all layers: of this rank, of the model */
+    int row_bytes;              /* bytes of one key or value, without its factor */
+    int page_bytes;             /* PAGE_BYTES, and the factors */
+    int heads_model;            /* KV heads of all ranks */
+    int page_slots, side_slots; /* P; records of a page in the side arrays, the largest P */
+    int stream_pages;           /* ceil(max_positions / P), of the smallest P */
+    int rows, state_pages;      /* streams and states; pages of a state */
+    bool scaled;                /* rows are codes with a factor, rotated */
+    bool latent;                /* keys hold the values; rows are padded */
+    bool narrow;                /* numbers and codes of one byte */
+    bool unused;
+    int64_t slot_pages; /* entries of a slot's tables */
 };
+
+/* The pages as they are for streams whose pages hold `slots` entries. */
+static __host__ __device__ __forceinline__ struct pages pages_with(const struct pages &p,
+                                                                   int slots) {
+    struct pages own = p;
+    if (p.latent) return own;
+    own.page_slots = slots;
+    own.row_bytes = PAGE_SIDE / slots;
+    own.head_dim = own.row_bytes / (p.narrow ? 1 : 2);
+    return own;
+}
+
+/* The pages as they are for a stream. */
+static __device__ __forceinline__ struct pages pages_of_stream(const struct pages &p, int stream) {
+    return pages_with(p, p.stream_places[stream].slots);
+}
 
 static __host__ __device__ __forceinline__ int page_slots_of(int row_bytes) {
     return PAGE_SIDE / row_bytes;
@@ -134,7 +179,9 @@ static __device__ __forceinline__ int32_t *pages_length(const struct pages &p, i
 
 /* A stream's number in the model. */
 static __device__ __forceinline__ int pages_model_stream(const struct pages &p, int stream) {
-    return stream / p.heads_kv * p.heads_model + p.head_first + stream % p.heads_kv;
+    const struct stream_place place = p.stream_places[stream];
+    const struct layer_place &layer = p.layer_places[place.layer];
+    return layer.model_first + layer.head_first + place.head;
 }
 
 static __device__ __forceinline__ char *pages_at(const struct pages &p, int32_t page) {
@@ -164,7 +211,7 @@ static __device__ __forceinline__ int pages_for(const struct pages &p, int lengt
 
 /* The same for a row: a state's length is its number of pages. */
 static __device__ __forceinline__ int pages_of_row(const struct pages &p, int row, int length) {
-    return row < p.streams ? pages_for(p, length) : length;
+    return row < p.streams ? pages_for(pages_of_stream(p, row), length) : length;
 }
 
 /* Number `at` of a state. */
@@ -176,7 +223,13 @@ static __device__ __forceinline__ float *pages_number(const struct pages &p, con
 /* Index of an entry in the side arrays. */
 static __device__ __forceinline__ int64_t pages_side(const struct pages &p, const int32_t *table,
                                                      int entry) {
-    return (int64_t)table[entry / p.page_slots] * p.page_slots + entry % p.page_slots;
+    return (int64_t)table[entry / p.page_slots] * p.side_slots + entry % p.page_slots;
+}
+
+/* The same where the page and the entry's row in it are known. */
+static __device__ __forceinline__ int64_t pages_side_at(const struct pages &p, int32_t page,
+                                                        int row) {
+    return (int64_t)page * p.side_slots + row;
 }
 
 static __device__ __forceinline__ void pages_fail(const struct pages &p, int rc) {
@@ -212,8 +265,8 @@ static __device__ __forceinline__ void pages_copy(const struct pages &p, int32_t
     const uint4 *source = (const uint4 *)pages_at(p, from);
     uint4 *target = (uint4 *)pages_at(p, to);
     for (int i = thread; i < p.page_bytes / 16; i += threads) target[i] = source[i];
-    for (int i = thread; i < p.page_slots; i += threads) {
-        int64_t a = (int64_t)to * p.page_slots + i, b = (int64_t)from * p.page_slots + i;
+    for (int i = thread; i < p.side_slots; i += threads) {
+        int64_t a = pages_side_at(p, to, i), b = pages_side_at(p, from, i);
         p.pos[a] = p.pos[b];
         p.log_beta[a] = p.log_beta[b];
         p.score[a] = p.score[b];
@@ -225,9 +278,8 @@ static __device__ __forceinline__ void pages_copy(const struct pages &p, int32_t
  * bf16, or 8 bytes of e4m3 or of codes. */
 static __device__ __forceinline__ char *pages_piece(const struct pages &p, int32_t page, int side,
                                                     int row, int piece) {
-    bool narrow = p.row_bytes == p.head_dim;
-    return pages_at(p, page) + pages_chunk(p, side, row, narrow ? piece >> 1 : piece) +
-           (narrow ? 8 * (piece & 1) : 0);
+    return pages_at(p, page) + pages_chunk(p, side, row, p.narrow ? piece >> 1 : piece) +
+           (p.narrow ? 8 * (piece & 1) : 0);
 }
 
 /* Four e4m3 numbers as bf16, which is exact. */
@@ -257,7 +309,7 @@ static __device__ __forceinline__ uint2 bf16_of_bytes(uint32_t four, bool codes)
 static __device__ __forceinline__ uint4 pages_read_piece(const struct pages &p, int32_t page,
                                                          int side, int row, int piece) {
     const char *at = pages_piece(p, page, side, row, piece);
-    if (p.row_bytes != p.head_dim) return *(const uint4 *)at;
+    if (!p.narrow) return *(const uint4 *)at;
     uint2 bytes = *(const uint2 *)at;
     uint2 low = bf16_of_bytes(bytes.x, p.scaled), high = bf16_of_bytes(bytes.y, p.scaled);
     uint4 wide = {low.x, low.y, high.x, high.y};
@@ -268,7 +320,7 @@ static __device__ __forceinline__ void pages_write_piece(const struct pages &p, 
                                                          int side, int row, int piece,
                                                          const float x[CHUNK_DIMS]) {
     char *at = pages_piece(p, page, side, row, piece);
-    if (p.row_bytes != p.head_dim) {
+    if (!p.narrow) {
         uint4 pairs = {ptx_pack_bf16(x[0], x[1]), ptx_pack_bf16(x[2], x[3]),
                        ptx_pack_bf16(x[4], x[5]), ptx_pack_bf16(x[6], x[7])};
         *(uint4 *)at = pairs;

@@ -8,7 +8,7 @@ static __device__ __forceinline__ struct reach reach_of(const struct attend_args
                                                         const struct span &s, int first, int head) {
     typedef shape<D, E> S;
     struct reach r;
-    int stream = a.layer * a.pages.heads_kv + head;
+    int stream = a.first + head;
     r.table = pages_table(a.pages, s.slot, stream);
     r.length = *pages_length(a.pages, s.slot, stream);
     int last = first + PREFILL_ROWS - 1, all = s.count * a.group - 1;
@@ -167,7 +167,7 @@ static void prompts(struct cuda *cuda, const struct attend_args &args, int tile_
 }
 
 void attend_prompts(struct cuda *cuda, const struct attend_args &args, int tile_count) {
-    if (cuda->options.head_dim == 64) prompts<64>(cuda, args, tile_count);
-    if (cuda->options.head_dim == 128) prompts<128>(cuda, args, tile_count);
-    if (cuda->options.head_dim == 256) prompts<256>(cuda, args, tile_count);
+    if (args.pages.head_dim == 64) prompts<64>(cuda, args, tile_count);
+    if (args.pages.head_dim == 128) prompts<128>(cuda, args, tile_count);
+    if (args.pages.head_dim == 256) prompts<256>(cuda, args, tile_count);
 }

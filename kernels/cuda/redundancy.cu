@@ -4,10 +4,10 @@
  * rho[j] = (khat_j . sum_i khat_i - khat_j . khat_j - sum_{i: l(i) = j} C[i,j]) / n
  *
  * k_key_norms reads every key once: norms, the terms khat_j . khat_j, and the sum of a chunk's
- * khat. k_forgive processes PRODUCT_ROWS keys at a time, completes the linear part with the sum of
- * all chunks, and compares the keys with the stream, newest first, until each has found its newest
- * look-alike. The amounts that look-alikes subtract from an entry are added as integers. Memory:
- * O(n). */
+ * khat. k_forgive processes up to PRODUCT_ROWS keys at a time, completes the linear part with the
+ * sum of all chunks, and compares the keys with the stream, newest first, until each has found its
+ * newest look-alike. The amounts that look-alikes subtract from an entry are added as integers.
+ * Memory: O(n). */
 #include <math.h>
 
 #include "kernels/cuda/block.cuh"
@@ -59,7 +59,8 @@ static __device__ void chunk_total(const struct product &p, const float *norm, i
 /* A thread per key. Where keys are codes with a factor, khat and products are made of codes, so a
  * norm contains the factor. */
 template <int D>
-static __global__ void __launch_bounds__(PRODUCT_THREADS) k_key_norms(const struct evict_args a) {
+static __global__ void __launch_bounds__(PRODUCT_THREADS)
+    k_key_norms(const struct evict_args a, int kind) {
     SHARED_MEMORY(shared);
     struct product product = product_open<D>(shared);
     float *norms = product.out;
@@ -70,7 +71,7 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS) k_key_norms(const stru
         const struct item item = a.streams.items[i];
         const struct stream_state &state = a.streams.states[item.state];
         const struct due &d = a.due[state.subject];
-        if (!d.rule.redundancy.on) continue;
+        if (!d.rule.redundancy.on || state.place.kind != kind) continue;
         int most = compared(d.rule.redundancy, state), base = item.chunk * PRODUCT_KEYS;
         int keys = most - base < PRODUCT_KEYS ? most - base : PRODUCT_KEYS;
         if (keys <= 0) continue;
@@ -99,7 +100,7 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS) k_key_norms(const stru
 
 /* ---- Look-alikes ---- */
 
-/* PRODUCT_ROWS keys of a stream. A block searches a look-alike (kern.h) of each. */
+/* Keys of a stream, up to product_shape's ROWS. A block searches a look-alike (kern.h) of each. */
 struct seekers {
     struct product product;
     float *norms; /* shared, [PRODUCT_KEYS]: norms of the current keys */
@@ -190,8 +191,9 @@ static __device__ void seek_all(const struct evict_args &a, struct seekers &s,
 }
 
 template <int D>
-static __global__ void __launch_bounds__(PRODUCT_THREADS) k_forgive(const struct evict_args a) {
-    const int PARTS = PRODUCT_KEYS / PRODUCT_ROWS, CHUNKS = D / CHUNK_DIMS;
+static __global__ void __launch_bounds__(PRODUCT_THREADS)
+    k_forgive(const struct evict_args a, int kind) {
+    const int ROWS = product_shape<D>::ROWS, PARTS = PRODUCT_KEYS / ROWS, CHUNKS = D / CHUNK_DIMS;
     SHARED_MEMORY(shared);
     struct seekers s;
     s.product = product_open<D>(shared);
@@ -207,9 +209,10 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS) k_forgive(const struct
         const struct due &d = a.due[s.state->subject];
         s.rule = &d.rule.redundancy;
         if (!s.rule->on || s.rule->measure != KERN_MEASURE_LIKENESS) continue;
+        if (s.state->place.kind != kind) continue;
         s.count = compared(*s.rule, *s.state);
-        s.first = item.chunk * PRODUCT_KEYS + i % PARTS * PRODUCT_ROWS;
-        s.rows = s.count - s.first < PRODUCT_ROWS ? s.count - s.first : PRODUCT_ROWS;
+        s.first = item.chunk * PRODUCT_KEYS + i % PARTS * ROWS;
+        s.rows = s.count - s.first < ROWS ? s.count - s.first : ROWS;
         if (s.rows <= 0) continue;
         const int32_t *table = pages_table(p, d.slot, s.state->stream);
         __syncthreads();
@@ -250,18 +253,24 @@ static __global__ void k_redundancy_end(const struct evict_args a) {
 
 /* ---- The host's side ---- */
 
-template <int D> static void find(struct cuda *cuda, const struct evict_args &args) {
+/* All streams with heads of one kind. */
+template <int D> static void find(struct cuda *cuda, const struct evict_args &args, int kind) {
     const size_t shared =
         product_shape<D>::SHARED + (PRODUCT_KEYS + D) * sizeof(float) + PRODUCT_WARPS * sizeof(int);
     const unsigned blocks = (unsigned)(BLOCKS_EACH * device_processors(cuda->device));
-    LAUNCH(cuda->device, (k_key_norms<D>), blocks, PRODUCT_THREADS, product_shape<D>::SHARED, args);
-    LAUNCH(cuda->device, (k_forgive<D>), blocks, PRODUCT_THREADS, shared, args);
+    LAUNCH(cuda->device, (k_key_norms<D>), blocks, PRODUCT_THREADS, product_shape<D>::SHARED, args,
+           kind);
+    LAUNCH(cuda->device, (k_forgive<D>), blocks, PRODUCT_THREADS, shared, args, kind);
 }
 
 void redundancy_find(struct cuda *cuda, const struct evict_args &args) {
-    if (cuda->options.head_dim == 64) find<64>(cuda, args);
-    if (cuda->options.head_dim == 128) find<128>(cuda, args);
-    if (cuda->options.head_dim == 256) find<256>(cuda, args);
+    for (int k = 0; k < cuda->kind_count; k++) {
+        const int head_dim = cuda->kinds[k].head_dim;
+        if (head_dim == 64) find<64>(cuda, args, k);
+        if (head_dim == 128) find<128>(cuda, args, k);
+        if (head_dim == 256) find<256>(cuda, args, k);
+        if (head_dim == WIDE_DIM) find<WIDE_DIM>(cuda, args, k);
+    }
     LAUNCH(cuda->device, k_redundancy_end, (unsigned)args.streams.state_count, THREADS,
            THREADS / 32 * sizeof(double), args);
 }

@@ -24,8 +24,10 @@ static __global__ void k_angles(const struct span *spans, const int32_t *row_spa
 struct rope_args {
     float *qkv;
     const float *angles, *q_norm, *k_norm; /* norms may be NULL */
-    int rows, heads_q, heads_kv, head_dim;
+    int rows, heads_q, heads_kv, head_dim; /* heads_kv: that rotate; 0: rows have queries alone */
     float eps;
+    const float *v_norm; /* k_rope with VALUES */
+    int64_t stride;      /* numbers from one row to the next */
 };
 
 static __device__ float warp_sum(float x) {
@@ -63,36 +65,78 @@ static __device__ __forceinline__ float squares_of(float4 a) {
     return a.x * a.x + a.y * a.y + a.z * a.z + a.w * a.w;
 }
 
-/* D / 8 lanes per (row, head), four pairs each: every read and write is one of 128 bits, and all
- * reads come first. Lanes behind the last row follow the last head, for the sums of their warp. */
-template <int D> static __global__ void k_rope(const struct rope_args a) {
+/* Lanes that share a head of D numbers, and groups of four pairs that each has. */
+template <int D> struct rope_shape {
+    static const int LANES = D / 8 < 32 ? D / 8 : 32, FOURS = D / 8 / LANES;
+};
+
+/* A few lanes per (row, head), four pairs each, or eight: every read and write is one of 128 bits,
+ * and all reads come first. Lanes behind the last row follow the last head, for the sums of their
+ * warp. VALUES: values have a norm, as queries and keys do, and do not rotate. */
+template <int D, bool VALUES> static __global__ void k_rope(const struct rope_args a) {
     ptx_overlap_grids();
-    constexpr int LANES = D / 8, HALF = D / 2;
-    const int heads = a.heads_q + a.heads_kv, items = a.rows * heads;
+    constexpr int LANES = rope_shape<D>::LANES, FOURS = rope_shape<D>::FOURS, HALF = D / 2;
+    const int rotate = a.heads_q + a.heads_kv, heads = rotate + (VALUES ? a.heads_kv : 0);
+    const int items = a.rows * heads;
     const int own = (int)((blockIdx.x * blockDim.x + threadIdx.x) / LANES);
     const int item = own < items ? own : items - 1, row = item / heads, head = item % heads;
+    const bool value = VALUES && head >= rotate;
     const int j = (int)threadIdx.x % LANES * 4;
-    float *x = head_at(a.qkv, row, head, a.heads_q, a.heads_kv, D) + j;
-    const float *norm = head < a.heads_q ? a.q_norm : a.k_norm;
+    float *x = a.qkv + row * a.stride + head * D + j;
+    const float *norm = value ? a.v_norm : head < a.heads_q ? a.q_norm : a.k_norm;
     const float *angles = a.angles + (int64_t)row * D + j;
-    float4 u = *(const float4 *)x, v = *(const float4 *)(x + HALF);
-    const float4 c = *(const float4 *)angles, s = *(const float4 *)(angles + HALF);
+    float4 u[FOURS], v[FOURS], c[FOURS], s[FOURS];
+#pragma unroll
+    for (int f = 0; f < FOURS; f++) {
+        u[f] = *(const float4 *)(x + 4 * LANES * f);
+        v[f] = *(const float4 *)(x + 4 * LANES * f + HALF);
+        c[f] = *(const float4 *)(angles + 4 * LANES * f);
+        s[f] = *(const float4 *)(angles + 4 * LANES * f + HALF);
+    }
     if (a.q_norm) {
-        const float4 by_u = *(const float4 *)(norm + j), by_v = *(const float4 *)(norm + j + HALF);
-        float sum = squares_of(u) + squares_of(v);
+        float4 by_u[FOURS], by_v[FOURS];
+#pragma unroll
+        for (int f = 0; f < FOURS; f++) {
+            by_u[f] = *(const float4 *)(norm + j + 4 * LANES * f);
+            by_v[f] = *(const float4 *)(norm + j + 4 * LANES * f + HALF);
+        }
+        float sum = squares_of(u[0]) + squares_of(v[0]);
+#pragma unroll
+        for (int f = 1; f < FOURS; f++) sum += squares_of(u[f]) + squares_of(v[f]);
 #pragma unroll
         for (int by = LANES / 2; by > 0; by /= 2) sum += __shfl_xor_sync(WARP_ALL, sum, by);
         const float scale = 1 / sqrtf(sum / (float)D + a.eps);
-        u = times(u, by_u, scale);
-        v = times(v, by_v, scale);
+#pragma unroll
+        for (int f = 0; f < FOURS; f++) {
+            u[f] = times(u[f], by_u[f], scale);
+            v[f] = times(v[f], by_v[f], scale);
+        }
     }
     if (own >= items) return;
-    const float4 low = {u.x * c.x - v.x * s.x, u.y * c.y - v.y * s.y, u.z * c.z - v.z * s.z,
-                        u.w * c.w - v.w * s.w};
-    const float4 high = {v.x * c.x + u.x * s.x, v.y * c.y + u.y * s.y, v.z * c.z + u.z * s.z,
-                         v.w * c.w + u.w * s.w};
-    *(float4 *)x = low;
-    *(float4 *)(x + HALF) = high;
+#pragma unroll
+    for (int f = 0; f < FOURS; f++) {
+        float4 low = {u[f].x * c[f].x - v[f].x * s[f].x, u[f].y * c[f].y - v[f].y * s[f].y,
+                      u[f].z * c[f].z - v[f].z * s[f].z, u[f].w * c[f].w - v[f].w * s[f].w};
+        float4 high = {v[f].x * c[f].x + u[f].x * s[f].x, v[f].y * c[f].y + u[f].y * s[f].y,
+                       v[f].z * c[f].z + u[f].z * s[f].z, v[f].w * c[f].w + u[f].w * s[f].w};
+        if (value) {
+            low = u[f];
+            high = v[f];
+        }
+        *(float4 *)(x + 4 * LANES * f) = low;
+        *(float4 *)(x + 4 * LANES * f + HALF) = high;
+    }
+}
+
+template <int D> static void rope_as(struct cuda *cuda, const struct rope_args &args, bool values) {
+    const int64_t heads = args.heads_q + (int64_t)(values ? 2 : 1) * args.heads_kv;
+    const int64_t lanes = args.rows * heads * rope_shape<D>::LANES;
+    const unsigned blocks = blocks_for(lanes, THREADS);
+    CHECK(lanes <= INT32_MAX);
+    if (values)
+        LAUNCH_OVERLAPPED(cuda->device, (k_rope<D, true>), blocks, THREADS, 0, args);
+    else
+        LAUNCH_OVERLAPPED(cuda->device, (k_rope<D, false>), blocks, THREADS, 0, args);
 }
 
 /* The numbers that rotate behind latent vectors: a thread per (row, head) and pair. */
@@ -132,15 +176,15 @@ static int rope_index(const struct cuda *cuda, const float *inv_freq) {
     return free_entry;
 }
 
-/* Updates the frequencies on the device and this step's angles. */
+/* Updates the frequencies on the device and this step's angles: `half` pairs of numbers. */
 static const float *angles_of(struct cuda *cuda, const struct step *step,
-                              const struct kern_rope *rope) {
-    int half = (cuda->options.head_dim - cuda->options.latent) / 2;
+                              const struct kern_rope *rope, int half) {
     int index = rope_index(cuda, rope->inv_freq);
     size_t bytes = (size_t)half * sizeof(float);
+    const size_t most = (size_t)cuda->options.head_dim / 2 * sizeof(float);
     struct cuda_rope *own = &cuda->ropes[index];
     if (own->inv_freq != rope->inv_freq) {
-        if (!own->freq) own->freq = static_cast<float *>(device_alloc(cuda->device, bytes));
+        if (!own->freq) own->freq = static_cast<float *>(device_alloc(cuda->device, most));
         if (!own->freq) {
             device_failed(cuda->device, ERR_NOMEM);
             return NULL;
@@ -165,28 +209,35 @@ static const float *angles_of(struct cuda *cuda, const struct step *step,
 void op_qk_rope(struct kern *kern, float *qkv, const float *q_norm, const float *k_norm, float eps,
                 const struct kern_rope *rope, const struct kern_batch *batch) {
     struct cuda *cuda = cuda_of(kern);
-    const struct kern_cache_options *o = &cuda->options;
-    CHECK(cuda->has_cache);
+    CHECK(cuda->has_cache && rope->layer >= 0 && rope->layer < cuda->options.layers);
+    const struct heads_kind *kind = kind_of_layer(cuda, rope->layer);
+    const int latent = cuda->options.latent, half = (kind->head_dim - latent) / 2;
     const struct step *step = step_of(cuda, batch);
-    const float *angles = angles_of(cuda, step, rope);
+    const float *angles = angles_of(cuda, step, rope, half);
     if (!angles) return;
-    struct rope_args args = {qkv,        angles,      q_norm,      k_norm, batch->rows,
-                             o->heads_q, o->heads_kv, o->head_dim, eps};
-    const int64_t heads = (int64_t)batch->rows * (o->heads_q + o->heads_kv);
-    const int64_t lanes = heads * (o->head_dim / 8), pairs = heads * (o->head_dim - o->latent) / 2;
-    CHECK(!q_norm == !k_norm && lanes <= INT32_MAX && (!o->latent || !q_norm));
-    const unsigned blocks = blocks_for(lanes, THREADS);
-    if (o->latent)
+    const struct rope_args args = {qkv,
+                                   angles,
+                                   q_norm,
+                                   k_norm,
+                                   batch->rows,
+                                   kind->shard.heads_q,
+                                   rope->queries ? 0 : kind->shard.heads_kv,
+                                   kind->head_dim,
+                                   eps,
+                                   rope->v_norm,
+                                   kind_row_width(cuda, kind, rope->queries)};
+    const bool values = rope->v_norm && !rope->queries;
+    const int64_t pairs = (int64_t)batch->rows * (args.heads_q + args.heads_kv) * half;
+    CHECK((rope->queries || !q_norm == !k_norm) && (!values || q_norm) && (!latent || !q_norm));
+    if (latent)
         LAUNCH_OVERLAPPED(cuda->device, k_rope_latent, blocks_for(pairs, THREADS), THREADS, 0, args,
-                          o->latent, pairs);
-    else if (o->head_dim == 64)
-        LAUNCH_OVERLAPPED(cuda->device, k_rope<64>, blocks, THREADS, 0, args);
-    else if (o->head_dim == 128)
-        LAUNCH_OVERLAPPED(cuda->device, k_rope<128>, blocks, THREADS, 0, args);
-    else
-        LAUNCH_OVERLAPPED(cuda->device, k_rope<256>, blocks, THREADS, 0, args);
+                          latent, pairs);
+    if (!latent && args.head_dim == 64) rope_as<64>(cuda, args, values);
+    if (!latent && args.head_dim == 128) rope_as<128>(cuda, args, values);
+    if (!latent && args.head_dim == 256) rope_as<256>(cuda, args, values);
+    if (!latent && args.head_dim == WIDE_DIM) rope_as<WIDE_DIM>(cuda, args, values);
     if (rope->query_scale.beta == 0) return;
-    const int width = o->heads_q * o->head_dim, stride = (int)cuda_row_width(cuda);
+    const int width = (int)kind_query_width(kind), stride = (int)args.stride;
     const int64_t count = (int64_t)batch->rows * width;
     LAUNCH_OVERLAPPED(cuda->device, k_query_scale, blocks_for(count, THREADS), THREADS, 0,
                       step->spans, step->row_span, qkv, count, width, stride, rope->query_scale);
@@ -304,24 +355,23 @@ static __global__ void k_rotate_heads(const struct rotate_args a) {
 }
 
 void rotate_heads(struct cuda *cuda, struct heads_array to, struct heads_array from, int rows,
-                  int heads) {
-    const int dim = cuda->options.head_dim;
-    struct rotate_args args = {from.at, to.at, from.stride, to.stride, rows, heads, dim};
+                  int heads, int head_dim) {
+    struct rotate_args args = {from.at, to.at, from.stride, to.stride, rows, heads, head_dim};
     LAUNCH_OVERLAPPED(cuda->device, k_rotate_heads,
-                      blocks_for((int64_t)rows * heads * (dim / CHUNK_DIMS), THREADS), THREADS, 0,
-                      args);
+                      blocks_for((int64_t)rows * heads * (head_dim / CHUNK_DIMS), THREADS), THREADS,
+                      0, args);
 }
 
 /* ---- Writing ---- */
 
 struct write_args {
-    struct pages pages;
+    struct pages pages; /* as they are for the layer */
     const struct span *spans;
     const int32_t *row_span;
     const float *qkv;
-    const float *log_beta; /* [rows][heads_kv] or NULL: 0 */
-    int rows, layer, heads_q;
-    int sides; /* 2, or 1: keys alone */
+    const float *log_beta;    /* [rows][heads_kv] or NULL: 0 */
+    int rows, first, heads_q; /* first: the layer's first stream */
+    int sides;                /* 2, or 1: keys alone */
 };
 
 /* A thread per eight numbers of a key or value; where rows are rotated, neighbouring threads have a
@@ -338,7 +388,7 @@ static __global__ void k_write_kv(const struct write_args a) {
     int side = rest / (p.heads_kv * pieces), head = rest / pieces % p.heads_kv;
     int piece = rest % pieces;
     const struct span s = a.spans[a.row_span[row]];
-    int stream = a.layer * p.heads_kv + head;
+    int stream = a.first + head;
     int entry = *pages_length(p, s.slot, stream) - s.count + row - s.row;
     int32_t page = pages_table(p, s.slot, stream)[entry / p.page_slots];
     int at = entry % p.page_slots;
@@ -356,7 +406,7 @@ static __global__ void k_write_kv(const struct write_args a) {
         pages_write_piece(p, page, side, at, piece, x);
     }
     if (writes && side == 0 && piece == 0)
-        p.log_beta[(int64_t)page * p.page_slots + at] =
+        p.log_beta[pages_side_at(p, page, at)] =
             a.log_beta ? a.log_beta[(int64_t)row * p.heads_kv + head] : 0.0f;
 }
 
@@ -366,10 +416,17 @@ void op_write_kv(struct kern *kern, int layer, const float *qkv, const float *lo
     CHECK(cuda->has_cache && layer >= 0 && layer < cuda->options.layers);
     const struct step *step = step_of(cuda, batch);
     if (!step->spans) return;
-    const struct pages *p = &cuda->pages;
-    struct write_args args = {
-        *p,    step->spans,           step->row_span,   qkv, log_beta, batch->rows,
-        layer, cuda->options.heads_q, p->latent ? 1 : 2};
-    int64_t items = (int64_t)batch->rows * args.sides * p->heads_kv * (p->head_dim / CHUNK_DIMS);
+    const struct heads_kind *kind = kind_of_layer(cuda, layer);
+    const struct pages p = layer_pages(cuda, layer);
+    struct write_args args = {p,
+                              step->spans,
+                              step->row_span,
+                              qkv,
+                              log_beta,
+                              batch->rows,
+                              cuda->layers[layer].first,
+                              kind->shard.heads_q,
+                              p.latent ? 1 : 2};
+    int64_t items = (int64_t)batch->rows * args.sides * p.heads_kv * (p.head_dim / CHUNK_DIMS);
     LAUNCH_OVERLAPPED(cuda->device, k_write_kv, blocks_for(items, THREADS), THREADS, 0, args);
 }

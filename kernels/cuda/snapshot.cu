@@ -13,7 +13,8 @@
 #define THREADS 256
 
 static struct snapshot_shape shape_of(const struct cuda *cuda) {
-    return {&cuda->options, cuda->pages.page_slots, nullptr, 0, cuda->pages.state_pages, 1, false};
+    return {&cuda->options, cuda->pages.page_slots, cuda->shapes, 0, cuda->pages.state_pages, 1,
+            false};
 }
 
 /* ---- On the device ---- */
@@ -21,7 +22,7 @@ static struct snapshot_shape shape_of(const struct cuda *cuda) {
 /* A stream's block: 32-bit words in the order of kernels/snapshot.h. Factors are halves of words,
  * and the last of an odd number of keys' factors shares its word with the first of the values'. */
 struct block_args {
-    struct pages pages;
+    struct pages pages; /* as they are for the stream */
     uint32_t *words;
     int32_t slot, stream, length;
     int64_t count, factor_word; /* all words, and those before the first factor */
@@ -189,18 +190,25 @@ static int export_slot(struct cuda *cuda, int slot, char *to) {
     return rc ? rc : export_ring(cuda, state, &at, to);
 }
 
+/* The layer of a stream. */
+static int layer_of_stream(const struct cuda *cuda, int stream) {
+    int layer = 0;
+    while (stream >= cuda->layers[layer].first + cuda->layers[layer].heads) layer++;
+    return layer;
+}
+
 static struct block_args block_of(struct cuda *cuda, int slot, int stream, int32_t length,
                                   void *words) {
     struct snapshot_shape shape = shape_of(cuda);
     struct block_args b = {};
-    b.pages = cuda->pages;
+    b.pages = layer_pages(cuda, layer_of_stream(cuda, stream));
     b.words = static_cast<uint32_t *>(words);
     b.slot = slot;
     b.stream = stream;
     b.length = length;
     b.factor_word =
-        (int64_t)(snapshot_part_at(&shape, 0, length, SNAPSHOT_KEY_FACTOR) / sizeof(uint32_t));
-    b.count = (int64_t)(snapshot_stream_size(&shape, 0, length, 0) / sizeof(uint32_t));
+        (int64_t)(snapshot_part_at(&shape, stream, length, SNAPSHOT_KEY_FACTOR) / sizeof(uint32_t));
+    b.count = (int64_t)(snapshot_stream_size(&shape, stream, length, 0) / sizeof(uint32_t));
     return b;
 }
 
@@ -243,7 +251,8 @@ static int64_t pages_free(struct cuda *cuda) {
 /* The block is copied to the device before its pages are taken. */
 static int import_stream(struct cuda *cuda, int slot, int stream, const struct kern_block *block) {
     struct slot *state = &cuda->slots[slot];
-    int32_t length = snapshot_length(block), slots = cuda->pages.page_slots;
+    const int32_t slots = cuda->layers[layer_of_stream(cuda, stream)].slots;
+    int32_t length = snapshot_length(block);
     if ((length + slots - 1) / slots > pages_free(cuda)) return ERR_FULL;
     void *words = room_take(cuda, &cuda->gather, block->size);
     if (!words) return cache_sync(cuda);

@@ -8,16 +8,19 @@
 
 /* A thread per stream; blocks (part, subject). */
 static __global__ void k_streams(const struct streams_args a) {
-    const struct pages &p = a.pages;
-    if (pages_failed(p)) return;
+    const struct pages &all = a.pages;
+    if (pages_failed(all)) return;
     const struct subject s = a.subjects[blockIdx.y];
     int index = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (index >= s.stream_count) return;
     struct stream_state state = {};
     state.subject = (int32_t)blockIdx.y;
-    state.stream = s.stream_first + a.stream_offset + index;
+    const bool empty = a.stream_most && index >= a.stream_most;
+    state.stream = s.stream_first + a.stream_offset + (empty ? 0 : index);
+    state.place = all.stream_places[state.stream];
+    const struct pages p = pages_with(all, state.place.slots);
     const int32_t *table = pages_table(p, s.slot, state.stream);
-    state.length = *pages_length(p, s.slot, state.stream);
+    state.length = empty ? 0 : *pages_length(p, s.slot, state.stream);
     state.candidates = pages_before(p, table, state.length, s.limit);
     int sinks = pages_before(p, table, state.candidates, s.sinks);
     state.fixed = sinks + state.length - state.candidates;

@@ -8,8 +8,8 @@ __global__ void k_every_instruction(struct pages pages, const int32_t *table, ui
     ptx_overlap_grids();
     if (threadIdx.x == 0) fetch_open(barrier, 1, (int)blockDim.x);
     __syncthreads();
-    fetch_pages({(int)threadIdx.x, (int)blockDim.x}, pages, table, 1, 0, PAGE_BYTES, shared,
-                barrier);
+    fetch_pages({(int)threadIdx.x, (int)blockDim.x}, pages, table, 1, {0, PAGE_BYTES, PAGE_BYTES},
+                shared, barrier);
     ptx_barrier_wait(barrier, 0);
     uint32_t a[4], b[4];
     float c[4] = {0, 0, 0, 0};

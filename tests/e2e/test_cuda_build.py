@@ -57,7 +57,7 @@ def test_attention_spills_no_registers():
         pytest.skip("skip: cuobjdump is not here")
     done = subprocess.run([ROOT / "tools/kernel_resources"], capture_output=True, text=True, check=True)
     rows = [line.rsplit(None, 3) for line in done.stdout.splitlines()[1:]]
-    for kernel in ("k_attend_decode<", "k_attend_prefill<", "k_attend_latent"):
+    for kernel in ("k_attend_decode<", "k_attend_prefill<", "k_attend_wide"):
         found = [row for row in rows if row[0].startswith(kernel)]
         assert found and all(int(row[2]) == 0 for row in found), done.stdout
 

@@ -17,9 +17,10 @@ struct shape {
     int latent; /* numbers of a key that are its value; 0: values are apart */
 };
 
-/* Groups of 1, 2, 4, 8, 7 and 16 query heads; some with learned sinks, as gpt-oss has. The last
- * ones are latent vectors: those of DeepSeek and Mistral Small 4, and smaller ones that end within
- * a panel of a page; groups that fill a part of a block's rows, and more than one block. */
+/* Groups of 1, 2, 4, 8, 7 and 16 query heads; some with learned sinks, as gpt-oss has. Then latent
+ * vectors: those of DeepSeek and Mistral Small 4, and smaller ones that end within a panel of a
+ * page; groups that fill a part of a block's rows, and more than one block. The last ones are the
+ * wide heads of Gemma 4. */
 static const struct shape shapes[] = {
     {64, 2, 2, 0, KERN_BF16, false, 0},     {64, 4, 2, 0, KERN_BF16, false, 0},
     {64, 14, 2, 0, KERN_BF16, false, 0},    {64, 4, 2, 37, KERN_BF16, false, 0},
@@ -36,7 +37,9 @@ static const struct shape shapes[] = {
     {128, 8, 2, 0, KERN_ROW8, false, 0},    {128, 16, 1, 40, KERN_ROW8, false, 0},
     {256, 2, 1, 300, KERN_ROW8, false, 0},  {128, 6, 2, 0, KERN_ROW8, true, 0},
     {576, 20, 1, 0, KERN_BF16, false, 512}, {320, 8, 1, 0, KERN_BF16, false, 256},
-    {72, 33, 1, 300, KERN_BF16, true, 64},  {32, 4, 1, 37, KERN_BF16, false, 24}};
+    {72, 33, 1, 300, KERN_BF16, true, 64},  {32, 4, 1, 37, KERN_BF16, false, 24},
+    {512, 2, 2, 0, KERN_BF16, false, 0},    {512, 3, 1, 300, KERN_BF16, true, 0},
+    {512, 16, 1, 0, KERN_BF16, false, 0}};
 
 #define SHAPE_COUNT ((int)(sizeof shapes / sizeof *shapes))
 #define TOKENS      600
@@ -201,7 +204,7 @@ static void check_token(const struct bench *b, int slot, int pos, const int32_t 
     }
 }
 
-/* Page edges for 8, 16 and 32 entries, chunk edges, and the middle. */
+/* Page edges for 4, 8, 16 and 32 entries, chunk edges, and the middle. */
 static const int edges[] = {0,  1,  7,   8,   9,   15,  16,  17,  31,  32,
                             33, 63, 127, 128, 254, 255, 256, 257, 511, 512};
 
@@ -283,7 +286,8 @@ static void check_splits(const struct shape *shape) {
 }
 
 Test(emu_attend, splits_and_company_change_nothing) {
-    static const int some[] = {1, 3, 5, 11, 13, 14, 16, 19, 20, 22, 23, 24, 26, 27, 29, 30, 31};
+    static const int some[] = {1,  3,  5,  11, 13, 14, 16, 19, 20, 22,
+                               23, 24, 26, 27, 29, 30, 31, 32, 33};
     for (size_t i = 0; i < sizeof some / sizeof *some; i++) check_splits(&shapes[some[i]]);
 }
 

@@ -80,10 +80,10 @@ static void expect_same(struct pair *p, const char *what) {
                  (long long)b.pages_used, (long long)a.pages_used);
 }
 
-static const int head_dims[] = {64, 128, 256};
+static const int head_dims[] = {64, 128, 256, 512};
 
 Test(emu_cache, appends_at_page_edges) {
-    for (int d = 0; d < 3; d++) {
+    for (size_t d = 0; d < sizeof head_dims / sizeof *head_dims; d++) {
         emu_set_seed((uint64_t)d);
         struct pair p = open_pair(head_dims[d], 4 * 1024);
         int page = 2048 / head_dims[d];
@@ -211,6 +211,21 @@ Test(emu_cache, refuses_what_it_cannot_hold) {
     bad = good;
     bad.pages = 0;
     refused(bad, ERR_INVALID, "kv_pool_bytes");
+    static const struct kern_heads five[] = {{1, 64}, {2, 64}, {4, 64}, {1, 128}, {1, 256}},
+                                   odd[] = {{2, 64}, {1, 80}, {1, 64}};
+    bad = good;
+    bad.head_dim = 512;
+    bad.dtype = KERN_E4M3;
+    refused(bad, ERR_UNSUPPORTED, "kv_dtype");
+    bad = good;
+    bad.layers = 5;
+    bad.heads = five;
+    refused(bad, ERR_UNSUPPORTED, "cache");
+    bad.layers = 3;
+    bad.rank_cap = 2;
+    refused(bad, ERR_UNSUPPORTED, "rank_cap");
+    bad.heads = odd;
+    refused(bad, ERR_UNSUPPORTED, "head_dim");
     good.heads_q = 128;
     good.head_dim = 576;
     good.latent = 512;

@@ -459,7 +459,8 @@ static const struct kern_cache_options rows[] = {
     {.head_dim = 128, .dtype = KERN_ROW8},
     {.head_dim = 256, .dtype = KERN_ROW8},
     {.head_dim = 512, .latent = 448, .dtype = KERN_BF16},
-    {.head_dim = 128, .latent = 96, .dtype = KERN_BF16}};
+    {.head_dim = 128, .latent = 96, .dtype = KERN_BF16},
+    {.head_dim = 512, .dtype = KERN_BF16}};
 #define ROWS ((int)(sizeof rows / sizeof *rows))
 
 Test(emu_evict, gaps_at_the_edges_of_chunks) {

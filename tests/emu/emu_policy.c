@@ -123,6 +123,15 @@ Test(emu_policy, methods_side_by_side) {
     for (int i = 0; i < count; i++) play(&methods[i], &methods[(i + 7) % count], i, shapes[i % 3]);
 }
 
+/* The same where layers differ in heads: every second method, and some of them with wide heads. */
+Test(emu_policy, methods_where_layers_differ) {
+    struct method methods[64];
+    int count = all_methods(methods, 64);
+    for (int i = 0; i < count; i++)
+        if (i % 2 == 0)
+            play(&methods[i], &methods[(i + 7) % count], 300 + i, uneven_shapes[i % 8 == 0]);
+}
+
 /* Every kernel that reads keys by copies of threads, with pages of all formats. */
 Test(emu_policy, methods_without_bulk_copies) {
     static const struct method some[] = {
@@ -284,8 +293,9 @@ Test(emu_policy, any_rule) {
 /* ---- Promises ---- */
 
 /* Slot 1's 40 tokens and an eviction, in one prompt alone, or in pieces beside slot 2. */
-static char *play_alone(const struct kern_rule *rule, bool alone, size_t *size) {
-    struct pair p = open_pair(shapes[0], 4096, 7);
+static char *play_alone(struct kern_cache_options shape, const struct kern_rule *rule, bool alone,
+                        size_t *size) {
+    struct pair p = open_pair(shape, 4096, 7);
     const struct kern_evict due[] = {{.slot = 2, .tokens = 25, .budget = 12, .rule = rule},
                                      {.slot = 1, .tokens = 40, .budget = 20, .rule = rule}};
     static const int pieces[] = {40, 0, 13, 1, 26, 0};
@@ -312,14 +322,17 @@ static char *play_alone(const struct kern_rule *rule, bool alone, size_t *size) 
  * order blocks and threads run. */
 Test(emu_policy, company_and_pieces_change_nothing) {
     static const char *const names[] = {"h2o", "gkv", "rkv", "cake", "kvcompress"};
-    for (int i = 0; i < 5; i++) {
-        struct method method = {names[i], as_it_is};
+    for (int i = 0; i < 10; i++) {
+        const char *name = names[i % 5];
+        struct method method = {name, as_it_is};
         struct kern_rule rule = rule_of(&method, 12);
         size_t size[2];
         char *bytes[2];
-        for (int k = 0; k < 2; k++) bytes[k] = play_alone(&rule, k == 0, &size[k]);
-        cr_assert(size[0] == size[1], "%s", names[i]);
-        cr_assert(memcmp(bytes[0], bytes[1], size[0]) == 0, "%s", names[i]);
+        for (int k = 0; k < 2; k++)
+            bytes[k] =
+                play_alone(i < 5 ? shapes[0] : uneven_shapes[i == 7], &rule, k == 0, &size[k]);
+        cr_assert(size[0] == size[1], "%s", name);
+        cr_assert(memcmp(bytes[0], bytes[1], size[0]) == 0, "%s", name);
         for (int k = 0; k < 2; k++) free(bytes[k]);
     }
 }
@@ -328,23 +341,25 @@ Test(emu_policy, company_and_pieces_change_nothing) {
  * page, remembered scores into those that stay. */
 Test(emu_policy, forks) {
     static const char *const names[] = {"h2o", "gkv", "cake"};
-    for (int i = 0; i < 3; i++) {
-        struct method method = {names[i], as_it_is};
+    for (int i = 0; i < 5; i++) {
+        const char *name = names[i % 3];
+        struct method method = {name, as_it_is};
         struct kern_rule rule = rule_of(&method, 24);
-        struct pair p = open_pair(shapes[1], 8192, (uint64_t)(60 + i));
+        struct pair p =
+            open_pair(i < 3 ? shapes[1] : uneven_shapes[i == 4], 8192, (uint64_t)(60 + i));
         struct kern_span span = {.slot = 1, .count = 50, .rule = &rule};
         struct kern_evict due[] = {{.slot = 1, .tokens = 50, .budget = 24, .rule = &rule},
                                    {.slot = 0, .tokens = 52, .budget = 24, .rule = &rule}};
-        feed(&p, &span, 1, names[i]);
-        evict(&p, due, 1, names[i]);
+        feed(&p, &span, 1, name);
+        evict(&p, due, 1, name);
         for (int b = 0; b < BACKENDS; b++) MUST(p.kern[b]->ops->fork(p.kern[b], 1, 0));
         struct kern_span both[] = {{.slot = 0, .count = 2, .pos = 50, .rule = &rule},
                                    {.slot = 1, .row = 2, .count = 1, .pos = 50, .rule = &rule}};
-        feed(&p, both, 2, names[i]);
+        feed(&p, both, 2, name);
         due[0].tokens = 51;
-        evict(&p, due, 2, names[i]);
+        evict(&p, due, 2, name);
         for (int b = 0; b < BACKENDS; b++) p.kern[b]->ops->release(p.kern[b], 0);
-        expect_same_held(p.kern, 1, streams_of(&p), names[i]);
+        expect_same_held(p.kern, 1, streams_of(&p), name);
         both_close(p.kern);
     }
 }
@@ -388,14 +403,16 @@ Test(emu_policy, a_full_pool) {
 /* A conversation comes back with its queries, scores and weights, on either side. */
 Test(emu_policy, snapshots) {
     static const char *const names[] = {"cake", "h2o", "gkv"};
-    for (int i = 0; i < 3; i++) {
-        struct method method = {names[i], as_it_is};
+    for (int i = 0; i < 6; i++) {
+        const char *name = names[i % 3];
+        struct method method = {name, as_it_is};
         struct kern_rule rule = rule_of(&method, 24);
-        struct pair p = open_pair(shapes[2], 8192, (uint64_t)(80 + i));
+        struct pair p =
+            open_pair(i < 3 ? shapes[2] : uneven_shapes[i == 5], 8192, (uint64_t)(80 + i));
         struct kern_block blocks[1 + 64] = {0};
         struct fault fault = {0};
         int count = 1 + streams_of(&p);
-        play_one(&p, 1, &rule, 24, (const int[]){40}, 1, names[i]);
+        play_one(&p, 1, &rule, 24, (const int[]){40}, 1, name);
         for (int k = 0; k < count; k++)
             blocks[k].data = block_of(p.kern[EMULATED], 1, k, &blocks[k].size);
         for (int b = 0; b < BACKENDS; b++) {
@@ -409,11 +426,10 @@ Test(emu_policy, snapshots) {
         struct kern_evict due = {.slot = 3, .tokens = 45, .budget = 24, .rule = &rule};
         size_t size;
         char *again = block_of(p.kern[EMULATED], 3, 0, &size);
-        cr_assert(size == blocks[0].size && memcmp(again, blocks[0].data, size) == 0, "%s",
-                  names[i]);
+        cr_assert(size == blocks[0].size && memcmp(again, blocks[0].data, size) == 0, "%s", name);
         free(again);
-        feed(&p, &span, 1, names[i]);
-        evict(&p, &due, 1, names[i]);
+        feed(&p, &span, 1, name);
+        evict(&p, &due, 1, name);
         for (int k = 0; k < count; k++) free((void *)(uintptr_t)blocks[k].data);
         both_close(p.kern);
     }

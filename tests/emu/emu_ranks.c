@@ -8,6 +8,7 @@
 #include "kernels/number.h"
 #include "kernels/ranks.h"
 #include "paging/policy.h"
+#include "tests/sample.h"
 #include "tests/unit/record.h"
 
 enum { LAYERS = 2, DIM = 64, INNER = 16, OUT = 24, SLOTS = 4, POSITIONS = 400, BUDGET = 24 };
@@ -15,9 +16,10 @@ enum { LAYERS = 2, DIM = 64, INNER = 16, OUT = 24, SLOTS = 4, POSITIONS = 400, B
 /* ---- A model of nothing but attention ---- */
 
 struct shape {
-    int heads_q, heads_kv;
+    int heads_q, heads_kv; /* heads_kv: the most of a layer */
     float rank_cap;
     int64_t pages;
+    const struct kern_heads *heads; /* [LAYERS], where layers differ; NULL: DIM numbers in all */
 };
 
 struct layer {
@@ -32,6 +34,26 @@ struct net {
     struct record *record;
 };
 
+static struct kern_heads heads_of(const struct shape *shape, int layer) {
+    return shape->heads ? shape->heads[layer] : (struct kern_heads){shape->heads_kv, DIM};
+}
+
+static struct kern_cache_options options_of(const struct shape *shape) {
+    struct kern_cache_options options = {.layers = LAYERS,
+                                         .heads_q = shape->heads_q,
+                                         .heads_kv = shape->heads_kv,
+                                         .head_dim = DIM,
+                                         .heads = shape->heads,
+                                         .dtype = KERN_BF16,
+                                         .pages = shape->pages,
+                                         .slots = SLOTS,
+                                         .max_positions = POSITIONS,
+                                         .rank_cap = shape->rank_cap};
+    for (int i = 0; i < LAYERS; i++)
+        if (heads_of(shape, i).dim > options.head_dim) options.head_dim = heads_of(shape, i).dim;
+    return options;
+}
+
 /* Multiples of 1/16 in [-1, 1]: sums of INNER products of two are exact. */
 static float grain(uint64_t seed, uint64_t place) {
     return (float)((int)(mix(seed * 977 + place) % 33) - 16) / 16;
@@ -44,17 +66,18 @@ static uint16_t *grains(size_t count, uint64_t seed) {
 }
 
 static struct kern_weight *load_qkv(struct net *net, int layer) {
-    const int heads[] = {net->shape.heads_q, net->shape.heads_kv, net->shape.heads_kv};
+    const struct kern_heads own = heads_of(&net->shape, layer);
+    const int heads[] = {net->shape.heads_q, own.kv, own.kv};
     struct kern_matrix parts[3];
     struct kern_weight *weight;
     struct fault fault = {0};
     for (int i = 0; i < 3; i++)
         parts[i] = (struct kern_matrix){
-            .data = grains((size_t)(heads[i] * DIM * INNER), (uint64_t)(10 * layer + i)),
+            .data = grains((size_t)(heads[i] * own.dim * INNER), (uint64_t)(10 * layer + i)),
             .dtype = KERN_BF16,
-            .rows = heads[i] * DIM,
+            .rows = heads[i] * own.dim,
             .cols = INNER,
-            .groups = net->shape.heads_kv};
+            .groups = own.kv};
     int rc = net->kern->ops->weight_load(net->kern, parts, 3, KERN_SHARD_ROWS, &weight, &fault);
     cr_assert_eq(rc, 0, "%s", fault.text);
     for (int i = 0; i < 3; i++) free((void *)(uintptr_t)parts[i].data);
@@ -62,7 +85,7 @@ static struct kern_weight *load_qkv(struct net *net, int layer) {
 }
 
 static struct kern_weight *load_o(struct net *net, int layer) {
-    int width = net->shape.heads_q * DIM;
+    int width = net->shape.heads_q * heads_of(&net->shape, layer).dim;
     uint16_t *data = grains((size_t)(OUT * width), (uint64_t)(10 * layer + 5));
     const struct kern_matrix part = {.data = data, .dtype = KERN_BF16, .rows = OUT, .cols = width};
     struct kern_weight *weight;
@@ -89,7 +112,7 @@ static struct kern_gate *load_gate(struct net *net, int layer) {
                                         .row = row,
                                         .width = WIDTH,
                                         .d_model = INNER,
-                                        .heads_kv = net->shape.heads_kv,
+                                        .heads_kv = heads_of(&net->shape, layer).kv,
                                         .row_count = HEADS_MAX,
                                         .embeddings = 1};
     struct kern_gate *gate;
@@ -100,15 +123,7 @@ static struct kern_gate *load_gate(struct net *net, int layer) {
 static void open_net(struct net *net, struct kern *kern, const struct shape *shape,
                      struct record *record) {
     struct fault fault = {0};
-    const struct kern_cache_options options = {.layers = LAYERS,
-                                               .heads_q = shape->heads_q,
-                                               .heads_kv = shape->heads_kv,
-                                               .head_dim = DIM,
-                                               .dtype = KERN_BF16,
-                                               .pages = shape->pages,
-                                               .slots = SLOTS,
-                                               .max_positions = POSITIONS,
-                                               .rank_cap = shape->rank_cap};
+    const struct kern_cache_options options = options_of(shape);
     *net = (struct net){.kern = kern, .shape = *shape, .record = record};
     for (int i = 0; i < LAYERS; i++)
         net->layers[i] = (struct layer){load_qkv(net, i), load_o(net, i), load_gate(net, i)};
@@ -170,9 +185,11 @@ static float *step(struct net *net, const struct kern_span *spans, int count, in
             for (int k = 0; k < spans[i].count; k++)
                 make_input(in + (spans[i].row + k) * INNER, spans[i].slot, layer, spans[i].pos + k);
         float *x = put(kern, in, rows * INNER), *y = put(kern, NULL, rows * OUT);
-        float *qkv = put(kern, NULL, rows * (size_t)(s->heads_q + 2 * s->heads_kv) * DIM);
-        float *heads = put(kern, NULL, rows * (size_t)s->heads_q * DIM);
-        float *gates = put(kern, NULL, rows * (size_t)s->heads_kv);
+        const struct kern_heads own = heads_of(s, layer);
+        const size_t dim = (size_t)own.dim;
+        float *qkv = put(kern, NULL, rows * (size_t)(s->heads_q + 2 * own.kv) * dim);
+        float *heads = put(kern, NULL, rows * (size_t)s->heads_q * dim);
+        float *gates = put(kern, NULL, rows * (size_t)own.kv);
         kern->ops->matmul(kern, qkv, x, net->layers[layer].qkv, NULL, batch.rows, KERN_SET);
         kern->ops->gate(kern, gates, x, net->layers[layer].gate, batch.rows);
         kern->ops->write_kv(kern, layer, qkv, gates, &batch);
@@ -213,7 +230,8 @@ static void append(struct net *net, struct outputs *outputs, const struct kern_s
 /* ---- Results of a run ---- */
 
 static int streams_of(const struct net *net) {
-    return LAYERS * net->shape.heads_kv;
+    const struct kern_cache_options options = options_of(&net->shape);
+    return (int)kern_streams(&options);
 }
 
 static void note_held(struct net *net, int slot) {
@@ -337,7 +355,7 @@ static void compare(const struct shape *shape, const struct kern_rule *rule, boo
     struct record one, many;
     char name[128];
     struct outputs alone = run(open_cuda(1), shape, rule, evicts, &one);
-    for (int ranks = 2; ranks <= 8; ranks *= 2) {
+    for (int ranks = 2; ranks <= (shape->heads ? 2 : 8); ranks *= 2) {
         snprintf(name, sizeof name, "%s, %d heads, %d ranks", what, shape->heads_kv, ranks);
         struct outputs all = run(open_cuda(ranks), shape, rule, evicts, &many);
         check_same(&one, &many, name);
@@ -360,7 +378,8 @@ static struct kern_rule rule_of(const struct policy *policy, bool *runs) {
 }
 
 /* Heads more and fewer than ranks. */
-static const struct shape shapes[] = {{8, 4, 0, 2000}, {16, 8, 0, 2000}, {8, 1, 0, 2000}};
+static const struct shape shapes[] = {
+    {8, 4, 0, 2000, NULL}, {16, 8, 0, 2000, NULL}, {8, 1, 0, 2000, NULL}};
 
 Test(emu_ranks, every_method_keeps_the_same) {
     int count = 0;
@@ -372,6 +391,19 @@ Test(emu_ranks, every_method_keeps_the_same) {
         count += runs;
     }
     cr_assert(count >= 14, "%d methods", count);
+}
+
+/* The same where layers differ in the number and size of their heads. */
+Test(emu_ranks, methods_keep_the_same_where_layers_differ) {
+    static const struct kern_heads heads[LAYERS] = {{4, 64}, {2, 128}};
+    static const struct shape shape = {8, 4, 0, 2000, heads};
+    emu_set_seed(4);
+    for (int i = 0; policy_at(i); i++) {
+        bool runs;
+        const struct kern_rule rule = rule_of(policy_at(i), &runs);
+        if (runs && !test_leaves_out((size_t)i, 3))
+            compare(&shape, &rule, policy_at(i)->bounded, policy_at(i)->name);
+    }
 }
 
 /* Floors, in both scopes that have them. */
@@ -393,7 +425,7 @@ Test(emu_ranks, floors) {
 /* One eviction on either; -> how often a rank was held to the cap. */
 static uint64_t capped(struct kern *kern, int ranks, const struct kern_rule *rule,
                        struct record *record) {
-    const struct shape shape = {8, 4, 1.125f, 2000};
+    const struct shape shape = {8, 4, 1.125f, 2000, NULL};
     const struct kern_span span = {.slot = 1, .count = 90, .rule = rule};
     struct outputs outputs = {0};
     struct kern_cache_stats stats;
@@ -468,7 +500,8 @@ Test(emu_ranks, what_one_rank_cannot_hold_nobody_takes) {
     const struct kern_span first = {.slot = 0, .count = 60, .rule = &rule};
     const struct kern_evict due = {.slot = 0, .tokens = 60, .budget = 40, .rule = &rule};
     for (int ranks = 2; ranks <= 4; ranks *= 2) {
-        const struct shape shape = {8, 4, 0, 32 / ranks}; /* four pages for each of its streams */
+        const struct shape shape = {8, 4, 0, 32 / ranks,
+                                    NULL}; /* four pages for each of its streams */
         struct net net;
         struct record before = {0}, after = {0};
         struct outputs outputs = {0};

@@ -528,9 +528,10 @@ Test(emu_rows, scores_of_gates_do_not_depend_on_other_rows) {
     both_close(kern);
 }
 
-/* Rotation with and without the norm of heads, at positions that change from step to step; behind
- * `latent` numbers that do not rotate, and that no row repeats as values. */
-static void check_rope(int head_dim, int latent, bool norm) {
+/* Rotation with and without norms of queries, keys and values, at positions that change from step
+ * to step; behind `latent` numbers that do not rotate, and that no row repeats as values. `alone`:
+ * rows have queries alone. */
+static void check_rope(int head_dim, int latent, bool norm, bool alone) {
     enum { HQ = 3, HKV = 1, COUNT = 4 };
     const int turned = head_dim - latent;
     const bool scaled = norm || latent;
@@ -543,12 +544,13 @@ static void check_rope(int head_dim, int latent, bool norm) {
                                          .dtype = KERN_BF16,
                                          .slots = 2,
                                          .max_positions = 200000};
-    size_t width = (size_t)((HQ + (latent ? 1 : 2) * HKV) * head_dim), count = COUNT * width;
+    const int sides = alone ? 0 : latent ? 1 : 2;
+    size_t width = (size_t)((HQ + sides * HKV) * head_dim), count = COUNT * width;
     float *x = fresh(count, 11), *freq = fresh((size_t)turned / 2, 12);
     float *nq = fresh((size_t)head_dim, 13), *nk = fresh((size_t)head_dim, 14);
     for (int j = 0; j < turned / 2; j++) freq[j] = powf(1e4f, -2.0f * (float)j / (float)turned);
-    const struct kern_rope rope = {
-        .inv_freq = freq, .scale = 1.25f, .query_scale = {scaled ? 0.1f : 0, 16}};
+    struct kern_rope rope = {
+        .inv_freq = freq, .scale = 1.25f, .query_scale = {scaled ? 0.1f : 0, 16}, .queries = alone};
     both_open(kern);
     both_cache(kern, options, 1024);
     static const int starts[] = {0, 17, 17, 130000};
@@ -560,8 +562,9 @@ static void check_rope(int head_dim, int latent, bool norm) {
         for (int b = 0; b < BACKENDS; b++) {
             float *qkv = put(kern[b], x, count), *q = put(kern[b], nq, (size_t)head_dim);
             float *k = put(kern[b], nk, (size_t)head_dim);
-            kern[b]->ops->qk_rope(kern[b], qkv, norm ? q : NULL, norm ? k : NULL, 1e-6f, &rope,
-                                  &batch);
+            rope.v_norm = norm && !alone ? q : NULL;
+            kern[b]->ops->qk_rope(kern[b], qkv, norm ? q : NULL, norm && !alone ? k : NULL, 1e-6f,
+                                  &rope, &batch);
             r.of[b] = take(kern[b], qkv, count);
             kern[b]->ops->mem_free(kern[b], q);
             kern[b]->ops->mem_free(kern[b], k);
@@ -574,12 +577,15 @@ static void check_rope(int head_dim, int latent, bool norm) {
 
 Test(emu_rows, rotation) {
     for (int norm = 0; norm < 2; norm++) {
-        check_rope(64, 0, norm);
-        check_rope(128, 0, norm);
-        check_rope(256, 0, norm);
+        check_rope(64, 0, norm, false);
+        check_rope(128, 0, norm, false);
+        check_rope(256, 0, norm, false);
+        check_rope(512, 0, norm, false);
+        check_rope(64, 0, norm, true);
+        check_rope(512, 0, norm, true);
     }
-    check_rope(576, 512, false);
-    check_rope(32, 24, false);
+    check_rope(576, 512, false, false);
+    check_rope(32, 24, false, false);
 }
 
 /* ---- Latent attention ---- */

@@ -125,7 +125,8 @@ static const struct {
     enum kern_dtype dtype;
 } rows[] = {{64, 0, KERN_BF16},  {128, 0, KERN_BF16},   {256, 0, KERN_BF16}, {64, 0, KERN_E4M3},
             {128, 0, KERN_E4M3}, {256, 0, KERN_E4M3},   {64, 0, KERN_ROW8},  {128, 0, KERN_ROW8},
-            {256, 0, KERN_ROW8}, {576, 512, KERN_BF16}, {40, 32, KERN_BF16}, {128, 96, KERN_BF16}};
+            {256, 0, KERN_ROW8}, {576, 512, KERN_BF16}, {40, 32, KERN_BF16}, {128, 96, KERN_BF16},
+            {512, 0, KERN_BF16}};
 
 Test(emu_snapshot, the_same_bytes_and_each_takes_the_others) {
     for (size_t d = 0; d < sizeof rows / sizeof *rows; d++) {

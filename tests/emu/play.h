@@ -37,7 +37,32 @@ static inline struct pair open_pair(struct kern_cache_options shape, int64_t ent
 }
 
 static inline int streams_of(const struct pair *p) {
-    return p->options.layers * p->options.heads_kv;
+    return (int)kern_streams(&p->options);
+}
+
+/* Numbers of a row of queries of a layer, and of a whole row. */
+static inline int query_width(const struct pair *p, int layer) {
+    return p->options.heads_q * kern_heads_of(&p->options, layer).dim;
+}
+
+static inline int row_width(const struct pair *p, int layer) {
+    const struct kern_heads heads = kern_heads_of(&p->options, layer);
+    return (p->options.heads_q + 2 * heads.kv) * heads.dim;
+}
+
+/* Numbers of a row's outputs of all layers. */
+static inline size_t all_outputs(const struct pair *p) {
+    int all = 0;
+    for (int layer = 0; layer < p->options.layers; layer++) all += query_width(p, layer);
+    return (size_t)all;
+}
+
+/* The numbers of a stream's keys. */
+static inline int stream_dim(const struct pair *p, int stream) {
+    int layer = 0;
+    for (; stream >= kern_heads_of(&p->options, layer).kv; layer++)
+        stream -= kern_heads_of(&p->options, layer).kv;
+    return kern_heads_of(&p->options, layer).dim;
 }
 
 /* ---- Feeding ---- */
@@ -54,20 +79,21 @@ static inline int family_at(const struct pair *p, int slot, int layer, int pos) 
 /* One row of qkv: the queries want a family that changes with the position and the head. */
 static inline void make_row(const struct pair *p, int slot, int layer, int pos, float *row) {
     const struct kern_cache_options *o = &p->options;
-    int heads = o->heads_q + 2 * o->heads_kv, key = family_at(p, slot, layer, pos);
+    const int heads_kv = kern_heads_of(o, layer).kv, dim = kern_heads_of(o, layer).dim;
+    int heads = o->heads_q + 2 * heads_kv, key = family_at(p, slot, layer, pos);
     for (int h = 0; h < heads; h++) {
-        bool query = h < o->heads_q, value = h >= o->heads_q + o->heads_kv;
+        bool query = h < o->heads_q, value = h >= o->heads_q + heads_kv;
         int which = query ? (key + h + pos / 3) % FAMILIES : (key + (h - o->heads_q)) % FAMILIES;
         uint64_t place = (uint64_t)(((slot * POSITIONS + pos) * 8 + layer) * 64 + h);
-        float part = query ? 1 : 0.5f, *x = row + h * o->head_dim;
-        for (int d = 0; d < o->head_dim; d++) {
+        float part = query ? 1 : 0.5f, *x = row + h * dim;
+        for (int d = 0; d < dim; d++) {
             float own = noise(p->seed + 17, place * 256 + (uint64_t)d);
             x[d] = value ? own : family(p, layer, which, d) * 0.8f + own * part;
         }
         const bool scaled = query && row_scaled(o->dtype);
-        if (scaled) row_rotate(x, o->head_dim);
-        for (int d = 0; d < o->head_dim; d++) x[d] = number_from_bf16(number_to_bf16(x[d]));
-        if (scaled) row_rotate(x, o->head_dim);
+        if (scaled) row_rotate(x, dim);
+        for (int d = 0; d < dim; d++) x[d] = number_from_bf16(number_to_bf16(x[d]));
+        if (scaled) row_rotate(x, dim);
     }
 }
 
@@ -83,17 +109,15 @@ struct layer_rows {
 
 static inline struct layer_rows make_layer(const struct pair *p, const struct kern_batch *batch,
                                            int layer) {
-    const struct kern_cache_options *o = &p->options;
-    int stride = (o->heads_q + 2 * o->heads_kv) * o->head_dim;
+    const int stride = row_width(p, layer), heads = kern_heads_of(&p->options, layer).kv;
     struct layer_rows rows = {.qkv = malloc((size_t)(batch->rows * stride) * sizeof(float)),
-                              .gates = malloc((size_t)(batch->rows * o->heads_kv) * sizeof(float))};
+                              .gates = malloc((size_t)(batch->rows * heads) * sizeof(float))};
     for (int i = 0; i < batch->span_count; i++) {
         const struct kern_span *s = &batch->spans[i];
         for (int k = 0; k < s->count; k++) {
             make_row(p, s->slot, layer, s->pos + k, rows.qkv + (s->row + k) * stride);
-            for (int h = 0; h < o->heads_kv; h++)
-                rows.gates[(s->row + k) * o->heads_kv + h] =
-                    gate_at(p, s->slot, layer, s->pos + k, h);
+            for (int h = 0; h < heads; h++)
+                rows.gates[(s->row + k) * heads + h] = gate_at(p, s->slot, layer, s->pos + k, h);
         }
     }
     return rows;
@@ -106,19 +130,19 @@ static inline float *run_step(struct pair *p, struct kern *kern, const struct ke
                                                .scale = 1 / sqrtf((float)o->head_dim),
                                                .cap = p->cap,
                                                .sinks = p->sinks[kern == p->kern[EMULATED]]};
-    size_t out_size = (size_t)(batch->rows * o->heads_q * o->head_dim);
-    size_t qkv_size = (size_t)(batch->rows * (o->heads_q + 2 * o->heads_kv) * o->head_dim);
-    float *all = malloc((size_t)o->layers * out_size * sizeof *all);
+    float *all = malloc((size_t)batch->rows * all_outputs(p) * sizeof *all), *to = all;
     MUST(kern->ops->begin_step(kern, batch));
     for (int layer = 0; layer < o->layers; layer++) {
+        const size_t out_size = (size_t)(batch->rows * query_width(p, layer));
         struct layer_rows rows = make_layer(p, batch, layer);
-        float *qkv = put(kern, rows.qkv, qkv_size);
-        float *gates = put(kern, rows.gates, (size_t)(batch->rows * o->heads_kv));
+        float *qkv = put(kern, rows.qkv, (size_t)(batch->rows * row_width(p, layer)));
+        float *gates = put(kern, rows.gates, (size_t)(batch->rows * kern_heads_of(o, layer).kv));
         float *out = put(kern, NULL, out_size);
         kern->ops->write_kv(kern, layer, qkv, gates, batch);
         kern->ops->attend(kern, layer, out, qkv, batch, &attend);
         float *got = take(kern, out, out_size);
-        memcpy(all + (size_t)layer * out_size, got, out_size * sizeof *all);
+        memcpy(to, got, out_size * sizeof *all);
+        to += out_size;
         free(got);
         kern->ops->mem_free(kern, qkv);
         kern->ops->mem_free(kern, gates);
@@ -136,9 +160,7 @@ static inline void feed(struct pair *p, const struct kern_span *spans, int span_
     float *out[BACKENDS];
     for (int i = 0; i < span_count; i++) batch.rows += spans[i].count;
     for (int b = 0; b < BACKENDS; b++) out[b] = run_step(p, p->kern[b], &batch);
-    size_t count =
-        (size_t)(p->options.layers * batch.rows * p->options.heads_q) * (size_t)p->options.head_dim;
-    expect_near(out[ORACLE], out[EMULATED], count, 0.02, 0.01, what);
+    expect_near(out[ORACLE], out[EMULATED], (size_t)batch.rows * all_outputs(p), 0.02, 0.01, what);
     for (int b = 0; b < BACKENDS; b++) free(out[b]);
 }
 
@@ -153,13 +175,13 @@ static inline char *block_of(struct kern *kern, int slot, int block, size_t *siz
     return bytes;
 }
 
-/* Number `at` of the keys, then values, of a stream of `length` entries, and the distance of codes.
- */
-static inline float number_of(const struct pair *p, const char *rows, int32_t length, int at,
-                              float *step) {
+/* Number `at` of the keys, then values, of a stream of `length` entries of `dim` numbers, and the
+ * distance of codes. */
+static inline float number_of(const struct pair *p, const char *rows, int32_t length, int dim,
+                              int at, float *step) {
     const struct kern_cache_options *o = &p->options;
-    int row = at / o->head_dim, d = at % o->head_dim;
-    size_t bytes = row_code_bytes(o->dtype, o->head_dim);
+    int row = at / dim, d = at % dim;
+    size_t bytes = row_code_bytes(o->dtype, dim);
     *step = 0;
     if (!row_scaled(o->dtype))
         return number_element(rows + (size_t)at * kern_dtype_bytes(o->dtype), o->dtype);
@@ -172,10 +194,10 @@ static inline float number_of(const struct pair *p, const char *rows, int32_t le
 /* Scores, where the rule has any, and keys and values, which the two sides round alike up to one
  * step. */
 static inline void expect_same_entries(struct pair *p, int slot, bool scored, const char *what) {
-    int dim = p->options.head_dim;
     enum kern_dtype dtype = p->options.dtype;
     float step = dtype == KERN_E4M3 ? 1.0f / 8 : 1.0f / 128;
     for (int stream = 0; stream < streams_of(p); stream++) {
+        const int dim = stream_dim(p, stream);
         size_t size[BACKENDS];
         char *bytes[BACKENDS];
         for (int b = 0; b < BACKENDS; b++)
@@ -191,8 +213,8 @@ static inline void expect_same_entries(struct pair *p, int slot, bool scored, co
         }
         if (scored) expect_near(scores[ORACLE], scores[EMULATED], (size_t)length, 1e-6, 2e-4, what);
         for (int i = 0; i < 2 * length * dim; i++) {
-            float codes, x = number_of(p, rows[ORACLE], length, i, &codes),
-                         y = number_of(p, rows[EMULATED], length, i, &codes);
+            float codes, x = number_of(p, rows[ORACLE], length, dim, i, &codes),
+                         y = number_of(p, rows[EMULATED], length, dim, i, &codes);
             cr_assert(fabsf(x - y) <= fabsf(x) * step + 2 * codes + 1e-3f,
                       "%s: stream %d number %d: %g, not %g", what, stream, i, (double)y, (double)x);
         }
@@ -238,6 +260,14 @@ static const struct kern_cache_options shapes[] = {
     {.layers = 2, .heads_q = 4, .heads_kv = 2, .head_dim = 64},
     {.layers = 2, .heads_q = 3, .heads_kv = 3, .head_dim = 64},
     {.layers = 3, .heads_q = 6, .heads_kv = 2, .head_dim = 128},
+};
+
+/* Layers that differ in heads: in their number and size, and those of Gemma 4's sizes. */
+static const struct kern_heads uneven_heads[] = {{2, 64}, {1, 128}, {2, 64}},
+                               wide_heads[] = {{2, 256}, {1, 512}};
+static const struct kern_cache_options uneven_shapes[] = {
+    {.layers = 3, .heads_q = 4, .heads_kv = 2, .head_dim = 128, .heads = uneven_heads},
+    {.layers = 2, .heads_q = 2, .heads_kv = 2, .head_dim = 512, .heads = wide_heads},
 };
 
 /* One sequence in uneven pieces with an eviction after each. */
