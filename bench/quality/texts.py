@@ -11,7 +11,8 @@ text when an eviction decides. A share of 1/4 means that a head never holds more
 average: three quarters of that are the budget, one quarter is the chunk.
 
 Prints a Markdown table of the increase over the full cache, paired by text, with 95 % intervals over the texts. With
---store, scores are kept there, and an interrupted run goes on.
+--store, scores are kept there, and an interrupted run goes on. With --names several runs share a store: their rows have the names of
+the model and of the gates (real_models.py makes tables of them).
 """
 import argparse
 import concurrent.futures
@@ -22,6 +23,7 @@ import sys
 from lab import client, plan, report, statistics
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+GATED = ("global", "trimkv")
 
 
 def arguments():
@@ -36,7 +38,9 @@ def arguments():
     ap.add_argument("--binary", default=str(ROOT / "build" / "keepd"))
     ap.add_argument("--model", default=str(ROOT / "bundled/keepd-nano"))
     ap.add_argument("--gates", help="gates file for the daemon that is started")
+    ap.add_argument("--flag", action="append", default=[], help="a further flag of that daemon, as --flag=--kv-pool-bytes=500000000")
     ap.add_argument("--store", type=pathlib.Path, help="file of finished scores")
+    ap.add_argument("--names", nargs=2, metavar=("MODEL", "GATES"), help="of the rows in --store; those with other names are passed over")
     ap.add_argument("--workers", type=int, default=4)
     a = ap.parse_args()
     a.shares = [float(s) for s in a.shares.split(",")]
@@ -80,12 +84,20 @@ def kv_fields(a, method, share):
 
 
 class Scores:
-    """Nats and tokens of the second half, by source, number of the text and kv fields."""
+    """Nats and tokens of the second half, by source, number of the text and kv fields. `names`: of the model and the gates."""
 
-    def __init__(self, path):
-        self.path, self.rows = path, {}
-        if path and path.exists():
-            self.rows = {row["key"]: (row["nats"], row["tokens"]) for row in map(json.loads, path.read_text().splitlines())}
+    def __init__(self, path, names=None):
+        self.path, self.given, self.rows = path, names, {}
+        for row in map(json.loads, path.read_text().splitlines() if path and path.exists() else ()):
+            if self.names(row["key"]) == {k: v for k, v in row.items() if k in ("model", "gates")}:
+                self.rows[row["key"]] = row["nats"], row["tokens"]
+
+    def names(self, key):
+        """The names in the row of this key; methods that need no gates have none."""
+        if not self.given:
+            return {}
+        needs = json.loads(key.split(" ", 3)[3])["policy"] in GATED
+        return {"model": self.given[0], "gates": self.given[1] if needs else None}
 
     @staticmethod
     def key(source, number, length, fields):
@@ -96,7 +108,7 @@ class Scores:
         self.rows[key] = -sum(half), len(half)
         if self.path:
             with self.path.open("a") as f:
-                f.write(json.dumps({"key": key, "nats": self.rows[key][0], "tokens": len(half)}) + "\n")
+                f.write(json.dumps({**self.names(key), "key": key, "nats": self.rows[key][0], "tokens": len(half)}) + "\n")
 
     def sample(self, source, length, fields, count):
         keys = (self.key(source, n, length, fields) for n in range(count))
@@ -148,7 +160,7 @@ def run(c, a):
             methods.append(m)
         elif m != "full":
             print(f"not offered: {m} ({why})", file=sys.stderr)
-    scores = Scores(a.store)
+    scores = Scores(a.store, a.names)
     cells = [kv_fields(a, "full", 1)] + [kv_fields(a, m, s) for s in a.shares for m in methods]
     measure(c, a, sources, cells, scores)
     print(file=sys.stderr)
@@ -161,7 +173,7 @@ def main():
     if a.url:
         run(client.Client(a.url), a)
         return
-    daemon = client.Daemon(a.binary, a.model, "--kv-policy", "full", *(("--gates", a.gates) if a.gates else ()))
+    daemon = client.Daemon(a.binary, a.model, "--kv-policy", "full", *(("--gates", a.gates) if a.gates else ()), *a.flag)
     try:
         run(client.Client(daemon.url), a)
     finally:

@@ -75,6 +75,20 @@ def test_texts(tmp_path):
     assert "scored" in runs[0].stderr and "scored" not in runs[1].stderr
 
 
+def test_an_agents_sessions(tmp_path):
+    """All ways to hold a session; a finished run asks nothing again."""
+    if not pathlib.Path(BINARY).exists():
+        pytest.skip(f"skip: {BINARY} is not built")
+    command = [sys.executable, str(ROOT / "bench" / "quality" / "agent.py"), "--turns", "7", "--result", "40,60", "--every", "3", "--sessions", "1",
+               "--share", "0.5", "--binary", BINARY, "--out", str(tmp_path / "rows.jsonl")]
+    runs = [subprocess.run(command, capture_output=True, text=True, timeout=300) for _ in range(2)]
+    assert all(r.returncode == 0 for r in runs), runs[0].stderr
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert runs[0].stdout == runs[1].stdout and len({(r["method"], r["step"], r["which"]) for r in rows}) == len(rows)
+    sizes = {m: max(r["tokens"] for r in rows if r["method"] == m) for m in ("full", "drop", "global", "snapkv", "streaming")}
+    assert sizes["drop"] < sizes["full"] == sizes["global"]
+
+
 def test_texts_of_a_running_daemon(tmp_path, daemon):
     """The daemon serves its model under another name, with a key, and without a chat template."""
     model = tmp_path / "model"

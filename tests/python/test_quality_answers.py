@@ -9,6 +9,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench" / "quality"))
+import agent  # noqa: E402
 import answers  # noqa: E402
 import beside_kvpress  # noqa: E402
 from lab import rows, statistics  # noqa: E402
@@ -129,6 +130,41 @@ def test_kvpress_reads_what_is_written(tmp_path):
     assert [p["predicted_answer"] for p in predictions] == [" 17", " 17"]
     assert json.loads((folder / "metrics.json").read_text()) == {"pairs": {"string_match": 50.0}}
     assert "compression_ratio: 0.75" in (folder / "config.yaml").read_text()
+
+
+# --- an agent's sessions ---------------------------------------------------------------------------
+
+
+def test_sessions_are_reproducible_and_hold_their_answers():
+    first, same, other = (agent.Session(seed, 12, (40, 80), count) for seed in (1, 1, 2))
+    assert first.messages == same.messages != other.messages
+    for step in range(1, 12):
+        found = first.rows(step)
+        assert [which for which, _ in found] == [which for which, _ in same.rows(step)]
+        assert max(which for which, _ in found) >= step - agent.NEAR and min(which for which, _ in found) < step
+        for which, row in found:
+            printed = row["context"][4 * which + 3]
+            assert printed["role"] == "tool" and row["answer"][0] in printed["content"] and f"step {which + 1}" in row["question"]
+
+
+def test_only_the_newest_output_stays_where_old_output_is_dropped():
+    session = agent.Session(1, 12, (40, 80), count)
+    _, row = session.rows(11)[0]
+    dropped = agent.without_old(row, 450, count)["context"]
+    assert [m["role"] for m in dropped] == [m["role"] for m in row["context"]]
+    kept = [m["content"] != agent.DROPPED for m in dropped if m["role"] == "tool"]
+    assert 0 < sum(kept) < len(kept) and kept == sorted(kept)
+    assert row["context"][3]["content"] != agent.DROPPED, "the session itself is unchanged"
+
+
+def test_the_table_of_sessions_is_by_steps_between(tmp_path):
+    store = agent.Rows(tmp_path / "rows.jsonl", "small")
+    what = dict(model="small", result=[40, 80], turns=12, share=0.125, method="global")
+    store.add([{**what, "session": n, "step": step, "which": which, "right": right} for n in range(2) for step, which, right in ((6, 5, True), (11, 1, False))])
+    again = agent.Rows(tmp_path / "rows.jsonl", "small")
+    assert again.done == store.done and len(again.done) == 4
+    a = types.SimpleNamespace(name="small", turns=12, result=[40, 80], share=0.125)
+    assert "| `global` | 100.0 [100.0, 100.0] (2) |  | 0.0 [0.0, 0.0] (2) | 50.0 [50.0, 50.0] (4) |" in agent.table(a, again)
 
 
 # --- beside kvpress ----------------------------------------------------------------------------------

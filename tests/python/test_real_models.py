@@ -10,6 +10,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench" / "quality"))
 import real_models  # noqa: E402
+import texts  # noqa: E402
 
 
 def row(cell, number, nats, gates=None, **fields):
@@ -48,3 +49,18 @@ def test_the_stored_rows_give_tables(tmp_path):
     run = subprocess.run([sys.executable, script, ROOT / "bench" / "results" / "real-models.jsonl", picture], capture_output=True, text=True, check=True)
     assert "SmolLM2-135M" in run.stdout and "`global`, keepd fit" in run.stdout
     ElementTree.parse(picture)
+
+
+def test_runs_with_names_share_a_store(tmp_path):
+    """Rows of another model or other gates are not taken for one's own, and stay."""
+    store, kv = tmp_path / "rows.jsonl", {"policy": "global", **QUARTER}
+    own, full = texts.Scores.key("code", 0, 1024, kv), texts.Scores.key("code", 0, 1024, {"policy": "full"})
+    for model, gates in (("small", "keepd fit"), ("small", "other"), ("large", "keepd fit")):
+        scores = texts.Scores(store, (model, gates))
+        assert own not in scores.rows and (full in scores.rows) == (gates == "other"), "methods without gates are the model's"
+        scores.add(own, [-1.0] * 4)
+        scores.add(full, [-1.0] * 4) if full not in scores.rows else None
+    assert [(r["model"], r["gates"]) for r in map(json.loads, store.read_text().splitlines())] == [
+        ("small", "keepd fit"), ("small", None), ("small", "other"), ("large", "keepd fit"), ("large", None)]
+    assert not texts.Scores(store).rows
+    assert real_models.Rows(store.read_text().splitlines()).labels("small", 4) == ["`global`, keepd fit", "`global`, other"]

@@ -6,11 +6,14 @@ one, or none. A small model knows the word but would rather go on with a sentenc
   pairs   a list that gives every word a number
   told    facts about people, in sentences of several forms, hidden in essays
   chat    the same facts, told by the user of a dialogue between other turns
+  tool    an agent's session: numbered steps, and what the tool of each has printed; a question is about one step
+  helper  a module of functions; a question is to call one of them with the names of its three parameters, in order
 
 Every context has QUESTIONS questions, whose facts stand at depths that cover it evenly. Words, names and sentences are
 those of this file and of `essays`, none of which any gates were trained on. Contexts are cut to a number of tokens by
 `count(text)`.
 """
+import json
 import random
 
 QUESTIONS = 8
@@ -189,7 +192,65 @@ def chat(rng, _, tokens, count):
     return [row("chat", context, asked, begins, value, 8, values) for _, asked, begins, value, values in known]
 
 
-MAKERS = {"niah": niah, "pairs": pairs, "told": told, "chat": chat}
+# --- Tools and code ---
+
+# What a tool prints: the tool, its argument, a line with the value, the question about a step, how the reply begins, the digits
+PRINTED = [
+    ("run_tests", "{w}", "{v} tests of {w} passed", "How many tests passed at step {i}?", "At step {i} the number of tests that passed was", 3),
+    ("file_size", "{w}.dat", "{w}.dat: {v} bytes", "How many bytes did the file have at step {i}?", "At step {i} the number of bytes was", 5),
+    ("start_server", "{w}", "{w} listens on port {v}", "On which port does the server of step {i} listen?", "The server of step {i} listens on port", 4),
+    ("compile", "{w}.c", "{w}.c:{v}: error: expected ';'", "In which line was the error of step {i}?", "The error of step {i} was in line", 3),
+    ("process_id", "{w}", "{w} runs as process {v}", "Which process number was printed at step {i}?", "The process number at step {i} was", 5),
+    ("query", "SELECT count(*) FROM {w}", "count: {v}", "Which count did the query of step {i} return?", "The query of step {i} returned the count", 4),
+    ("ping", "{w}.example", "{w}.example: {v} us", "How many microseconds did the ping of step {i} take?", "The ping of step {i} took", 4),
+    ("open_ticket", "{w}", "opened ticket {v}", "Which ticket was opened at step {i}?", "The ticket opened at step {i} has the number", 5),
+]
+NOISE = ["loading {w} ... ok", "warning: {w} is deprecated, use {x}", "{w}: {x} unchanged", "skipped {w} ({x})", "checked {w} in {n} ms", "cache of {w}: {n} entries"]
+
+
+def tool(rng, _, tokens, count):
+    """The context is a list of messages; as many steps as questions, each with lines that nobody asks for."""
+    each = tokens // QUESTIONS
+    messages, out = [dict(role="system", content="You are an agent that works on a project with tools.")], []
+    for i, (name, argument, line, asked, begins, digits) in enumerate(rng.sample(PRINTED, QUESTIONS), 1):
+        fill = dict(i=i, w=rng.choice(WORDS), v=number(rng, digits))
+        call = dict(name=name, arguments=json.dumps({"of": argument.format(**fill)}))
+        lines, used = [line.format(**fill)], 50
+        while used < each:
+            noise = rng.choice(NOISE).format(w=rng.choice(WORDS), x=rng.choice(WORDS), n=number(rng, 2))
+            lines.insert(rng.randint(0, len(lines)), noise)
+            used += count(noise + "\n")
+        messages += [dict(role="user", content=f"Step {i}: please use {name}."),
+                     dict(role="assistant", content="", tool_calls=[dict(id=f"call{i}", type="function", function=call)]),
+                     dict(role="tool", tool_call_id=f"call{i}", content="\n".join(lines)),
+                     dict(role="assistant", content=f"Step {i} is done.")]
+        out.append((asked.format(**fill), begins.format(**fill), fill["v"]))
+    return [row("tool", messages, asked, begins, value, 8) for asked, begins, value in out]
+
+
+VERBS = "merge scale split count clean rank check shift pack trim".split()
+PARAMETERS = """amount batch column depth entry factor group height index job key limit margin name offset part quota rate size
+table unit value width zone""".split()
+BODIES = ["    total = {a} + {b}\n    return total * {c}\n", "    if {a} is None:\n        return {c}\n    return {a}[{b}]\n",
+          "    for item in {a}:\n        {b}.append(item)\n    return {b}[{c}]\n", "    left = max({b}, {c})\n    return left - {a}\n"]
+
+
+def helper(rng, _, tokens, count):
+    names = [f"{verb}_{word}" for verb, word in zip(rng.choices(VERBS, k=len(WORDS)), rng.sample(WORDS, len(WORDS)))]
+    defined, used = [], 20
+    while used < tokens and names:
+        a, b, c = rng.sample(PARAMETERS, 3)
+        text = f"def {names[-1]}({a}, {b}, {c}):\n" + rng.choice(BODIES).format(a=a, b=b, c=c)
+        defined.append((names.pop(), f"{a}, {b}, {c}", text))
+        used += count(text + "\n\n")
+    parts = [i * len(defined) // QUESTIONS for i in range(QUESTIONS + 1)]
+    chosen = [rng.choice(defined[i:j]) for i, j in zip(parts, parts[1:])]
+    context = "This is a Python module:\n\n" + "\n\n".join(text for _, _, text in defined)
+    return [row("helper", context, f"\nWrite a call of {name} whose arguments are the names of its parameters.", f"```python\n{name}(", given, 12)
+            for name, given, _ in chosen]
+
+
+MAKERS = {"niah": niah, "pairs": pairs, "told": told, "chat": chat, "tool": tool, "helper": helper}
 
 
 def make(task, length, number_of, essays, count):
