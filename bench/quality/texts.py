@@ -52,11 +52,20 @@ def arguments():
     return a
 
 
+def chat_ids(c, messages):
+    """Token ids of a chat; of a base model without a template in the plain form that `keepd fit` reads then."""
+    try:
+        return c.tokens(messages, prompt=False)
+    except client.Refused:
+        lines = [f"{m['role']}: {m.get('content') or ''}{json.dumps(m['tool_calls']) if 'tool_calls' in m else ''}\n\n" for m in messages]
+        return c.post("/tokenize", {"prompt": "".join(lines), "add_special_tokens": False})["tokens"]
+
+
 def raw_texts(c, source):
     """Token ids of every text of a source."""
     if source.suffix == ".jsonl":
         for line in source.read_text().splitlines():
-            yield c.tokens(json.loads(line)["messages"], prompt=False)
+            yield chat_ids(c, json.loads(line)["messages"])
         return
     for path in sorted(source.glob("*.txt")) if source.is_dir() else [source]:
         yield c.post("/tokenize", {"prompt": path.read_text(errors="replace"), "add_special_tokens": False})["tokens"]

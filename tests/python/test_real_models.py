@@ -10,6 +10,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench" / "quality"))
 import real_models  # noqa: E402
+from lab import client  # noqa: E402
 import texts  # noqa: E402
 
 
@@ -64,3 +65,14 @@ def test_runs_with_names_share_a_store(tmp_path):
         ("small", "keepd fit"), ("small", None), ("small", "other"), ("large", "keepd fit"), ("large", None)]
     assert not texts.Scores(store).rows
     assert real_models.Rows(store.read_text().splitlines()).labels("small", 4) == ["`global`, keepd fit", "`global`, other"]
+
+
+def test_chats_of_a_base_model_are_plain_text():
+    class Base:
+        def tokens(self, messages, prompt):
+            raise client.Refused({"message": "no chat template"})
+
+        def post(self, path, body):
+            return {"tokens": body["prompt"]}
+    messages = [{"role": "user", "content": "Look."}, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}, {"role": "tool", "content": "x"}]
+    assert texts.chat_ids(Base(), messages) == 'user: Look.\n\nassistant: [{"id": "1"}]\n\ntool: x\n\n'
