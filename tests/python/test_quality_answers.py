@@ -150,7 +150,7 @@ def test_sessions_are_reproducible_and_hold_their_answers():
 def test_only_the_newest_output_stays_where_old_output_is_dropped():
     session = agent.Session(1, 12, (40, 80), count)
     _, row = session.rows(11)[0]
-    dropped = agent.without_old(row, 450, count)["context"]
+    dropped = agent.without_old(row, 1000, count)["context"]
     assert [m["role"] for m in dropped] == [m["role"] for m in row["context"]]
     kept = [m["content"] != agent.DROPPED for m in dropped if m["role"] == "tool"]
     assert 0 < sum(kept) < len(kept) and kept == sorted(kept)
