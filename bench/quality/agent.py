@@ -51,7 +51,7 @@ def arguments():
     return a
 
 
-# --- What tools print: (tool, arguments, lines of which one has the value, question, beginning of the answer, value) ---
+# --- Outputs of tools: (tool, arguments, lines of which one has the value, question, beginning of the answer, value) ---
 
 
 def listing(rng, step):
@@ -114,7 +114,7 @@ class Session:
 
     @staticmethod
     def choose(rng, step):
-        """Which steps are asked for after a step: a recent one, and one in each part of those before."""
+        """Chooses the steps that are asked for after a step: a recent one, and one in each part of those before."""
         old = max(0, step - NEAR)
         parts = [old * i // (QUESTIONS - 1) for i in range(QUESTIONS)]
         return [rng.randrange(a, b) for a, b in zip(parts, parts[1:]) if a < b] + [rng.randrange(old, step)] if step else []

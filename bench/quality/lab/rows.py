@@ -194,7 +194,7 @@ def chat(rng, _, tokens, count):
 
 # --- Tools and code ---
 
-# What a tool prints: the tool, its argument, a line with the value, the question about a step, how the reply begins, the digits
+# An output: the tool, its argument, a line with the value, the question about a step, how the reply begins, the digits
 PRINTED = [
     ("run_tests", "{w}", "{v} tests of {w} passed", "How many tests passed at step {i}?", "At step {i} the number of tests that passed was", 3),
     ("file_size", "{w}.dat", "{w}.dat: {v} bytes", "How many bytes did the file have at step {i}?", "At step {i} the number of bytes was", 5),
