@@ -76,3 +76,18 @@ def test_chats_of_a_base_model_are_plain_text():
             return {"tokens": body["prompt"]}
     messages = [{"role": "user", "content": "Look."}, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}, {"role": "tool", "content": "x"}]
     assert texts.chat_ids(Base(), messages) == 'user: Look.\n\nassistant: [{"id": "1"}]\n\ntool: x\n\n'
+
+
+def test_the_queue_goes_on_where_it_was(tmp_path):
+    """Texts and gates that are there are not made again; every model is fitted before it is scored."""
+    queue = [sys.executable, ROOT / "bench" / "quality" / "real_queue.py", tmp_path, "--dry-run", "--only", "gemma,qwen0.5", "--processor", "A"]
+
+    def left():
+        return subprocess.run(queue, capture_output=True, text=True, check=True).stdout.splitlines()
+    lines = left()
+    assert "real_texts.py" in lines[0] and " fit " in lines[1] and "texts.py" in lines[2] and "'Gemma 3 270M Q4_K_M, A' 'keepd fit'" in lines[2]
+    assert sum(" fit " in line.replace("'keepd fit'", "") for line in lines) == 2
+    (tmp_path / "texts").mkdir()
+    for made in ("texts/tools.jsonl", "gemma.safetensors"):
+        (tmp_path / made).write_text("")
+    assert left() == lines[2:]
