@@ -25,7 +25,7 @@ def base(request, tmp_path_factory):
 
 
 def load(directory):
-    return transformers.AutoModelForCausalLM.from_pretrained(directory, torch_dtype=torch.float32).eval()
+    return transformers.AutoModelForCausalLM.from_pretrained(directory).float().eval()
 
 
 def adapt(base, kind, directory):

@@ -116,7 +116,8 @@ static void write_file(const char *dir, const char *name, const struct buf *cons
     snprintf(path, sizeof path, "%s/%s", dir, name);
     FILE *file = fopen(path, "wb");
     cr_assert_not_null(file);
-    for (int i = 0; i < count; i++) fwrite(parts[i]->data, 1, parts[i]->size, file);
+    for (int i = 0; i < count; i++)
+        if (parts[i]->size) fwrite(parts[i]->data, 1, parts[i]->size, file);
     cr_assert_eq(fclose(file), 0);
 }
 
