@@ -460,11 +460,15 @@ static bool is_beside_weights(const char *path, bool has_modules) {
                                         "gates.safetensors",
                                         "preprocessor_config.json",
                                         HUB_MODULES,
+                                        "config_sentence_transformers.json",
+                                        "sentence_bert_config.json",
                                         "1_Pooling/config.json",
                                         "additional_chat_templates/tool_use.jinja"};
     for (size_t i = 0; i < COUNT(names); i++)
         if (strcmp(path, names[i]) == 0) return true;
-    return has_modules && strchr(path, '/') && strcmp(file_name_of(path), "config.json") == 0;
+    return has_modules && strchr(path, '/') &&
+           (strcmp(file_name_of(path), "config.json") == 0 ||
+            ends_without_case(path, strlen(path), "_dense/model.safetensors"));
 }
 
 static int choose_directory(struct hub_tree *tree, struct hub_choice *choice, struct fault *fault) {

@@ -51,6 +51,7 @@ void engine_close(struct engine *e) {
     adapters_close(&e->adapters);
     text_close(&e->text);
     mem_free(e->layer_heads);
+    mem_free(e->prompts);
     mem_free(e->replicas);
     mem_free(e->model_dir);
     mem_free(e->draft_path);
@@ -194,7 +195,7 @@ int engine_submit(struct engine *e, struct engine_job *job) {
     const struct sched_options *options = &e->replicas[0].sched.options;
     CHECK(job->params); /* engine_check has resolved them */
     int rc = seq_job_alloc(job, options->text.token_bytes_max, reserve_all_streams(&options->shape),
-                           e->info.width);
+                           e->info.width, options->end_vector ? options->width : 0);
     if (rc != 0) return rc;
     job->queued_ns = clock_ns();
     e->entered--;

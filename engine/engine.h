@@ -80,6 +80,11 @@ static inline bool engine_chooses(const char *option) {
 
 #define ENGINE_ENDS_MAX 18 /* tokens that end an answer: of the configuration and of the texts */
 
+/* A text to be put in front of texts that become vectors, and its name. */
+struct engine_prompt {
+    const char *name, *text;
+};
+
 /* How a text becomes one vector: the last layer's outputs behind the final norm, of its last token,
  * of its first, or their mean over all tokens. NONE: a text is read to be answered. */
 enum engine_pooling {
@@ -322,6 +327,8 @@ struct engine_info {
     const char *pooling_other; /* the model's files ask for this, which keepd has not */
     bool loads_adapters;       /* engine_adapter_load has a folder */
     int max_adapters;
+    const struct engine_prompt *prompts; /* [prompt_count] that the model's files name */
+    int prompt_count;
     int max_model_len, max_num_seqs, max_queue;
     int max_choices;
     int max_logprobs; /* alternatives of one token, at most the vocabulary */
@@ -740,7 +747,8 @@ struct engine_job {
     uint64_t round;        /* keeper.changes when the job was last tried; 0: it is tried next */
     enum engine_wait wait; /* why it was not admitted then */
     int64_t pages;         /* pages that each choice needs when started from nothing; 0 = unknown */
-    double *pooled_sum;    /* [dimensions] of the rows so far, for a mean; NULL once it is made */
+    double *pooled_sum;    /* [dimensions] of the rows so far, for a mean, or [width] of a hidden
+                              state where a vector is a product of it; NULL once it is made */
     uint64_t
         saves; /* count of saves that the job waits to change, see sched_admit.c; 0: it does not */
     /* The wait for a prefix that a running sequence reads: engine/steps/sched_checkpoint.c. */

@@ -563,14 +563,21 @@ static void fill_draft_info(struct engine *e) {
     info->draft_bytes = (int64_t)model_weight_bytes(e->replicas[0].draft_model) + e->draft.bytes;
 }
 
-static void fill_vectors(const struct engine *e, const struct model_config *config,
+static void fill_vectors(struct engine *e, const struct model_config *config,
                          struct engine_info *info) {
+    const struct pooling *pooling = &config->pooling;
+    const size_t prompts = (size_t)pooling->prompt_count;
+    e->prompts = mem_must_alloc(prompts, sizeof *e->prompts);
+    for (size_t i = 0; i < prompts; i++)
+        e->prompts[i] = (struct engine_prompt){pooling->prompts[i].name, pooling->prompts[i].text};
+    info->prompts = e->prompts;
+    info->prompt_count = pooling->prompt_count;
     info->width = model_vector_width(config);
     info->labels = config->classifier.labels;
     info->label_sigmoid = config->classifier.sigmoid;
     info->whole_texts = config->both_ways;
     info->pooling = find_pooling(&e->options, config);
-    info->pooling_other = config->pooling.other;
+    info->pooling_other = pooling->other;
 }
 
 static void fill_info(struct engine *e, const struct sched_options *so) {
@@ -854,7 +861,7 @@ static int open_parts(struct engine *e, struct sched_options *so, struct fault *
     const struct model_config *config = model_config(model_of(e));
     so->vocab = config->vocab;
     so->width = config->d_model;
-    so->labels = config->classifier.labels;
+    so->vector_width = model_vector_width(config);
     so->whole_texts = config->both_ways;
     so->top_max = max_logprobs(&e->options, config->vocab);
     so->text = (struct seq_text){.token_bytes = text_token_bytes,

@@ -39,8 +39,8 @@ static const float *wanted_hidden(void *model) {
     return model_wanted_hidden(model);
 }
 
-static int classify_text(void *model, const float *pooled, float *out) {
-    return model_classify(model, pooled, out);
+static int end_vector(void *model, const float *pooled, float *out) {
+    return model_end_vector(model, pooled, out);
 }
 
 static void publish(struct replica *r);
@@ -57,7 +57,7 @@ void replica_ready(struct replica *r, const struct sched_options *options) {
     own.model_step = model_step_of;
     own.wanted_hidden = wanted_hidden;
     own.bring_states = r->kern->ops->peeks ? bring_states : NULL;
-    own.model_classify = model_config(r->model)->classifies ? classify_text : NULL;
+    own.end_vector = model_ending(model_config(r->model)).count > 0 ? end_vector : NULL;
     own.store = r->store;
     own.mask_wake = (struct mask_wake){replica_wake, r};
     own.answered = r->common->wake;

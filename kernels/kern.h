@@ -397,14 +397,16 @@ struct kern_batch {
  * SWIGLU_CLAMPED (gpt-oss, arXiv 2508.10925): g sigmoid(1.702 g) (u + 1), g at most 7, u within
  * -7..7. SIGMOID: sigmoid(g) u. RELU: max(g, 0) u. NORMAL: u times the standard normal
  * distribution's function at g, which of one product for both is GELU in its exact form
- * (arXiv 1606.08415); only for backends with kern_ops.layer_norm. */
+ * (arXiv 1606.08415). GELU: that form of g, times u. The last two are only for backends with
+ * kern_ops.layer_norm. */
 enum kern_activation {
     KERN_SILU,
     KERN_GELU_TANH,
     KERN_SWIGLU_CLAMPED,
     KERN_SIGMOID,
     KERN_RELU,
-    KERN_NORMAL
+    KERN_NORMAL,
+    KERN_GELU
 };
 
 /* Mixture of experts: a layer's feed-forward network as `count` gated networks, of which each row

@@ -126,22 +126,15 @@ static int refuse_values(const cJSON *root, const struct family *family, struct 
     const char *key = family->gemma || family->gemma4 || family->muse ? "hidden_activation"
                       : family->nemotron                              ? "mlp_hidden_act"
                                                                       : "hidden_act";
-    const cJSON *both = json_get(root, "use_bidirectional_attention");
-    const bool of_pictures = cJSON_IsString(both) && strcmp(both->valuestring, "vision") == 0;
-    bool mlp_bias = false, bidirectional = false, use_bias = false;
+    bool mlp_bias = false, use_bias = false;
     int rc = json_bool(root, NULL, "mlp_bias", &mlp_bias, fault);
     if (!rc) rc = json_bool(root, NULL, "use_bias", &use_bias, fault);
     if (!rc) rc = json_str(root, NULL, key, &act, fault);
-    if (!rc && !of_pictures)
-        rc = json_bool(root, NULL, "use_bidirectional_attention", &bidirectional, fault);
     if (!rc) rc = refuse_attention_types(root, fault);
     if (!rc) rc = refuse_unread(root, fault);
     if (rc) return rc;
     if (mlp_bias || use_bias)
         return fault_set(fault, ERR_UNSUPPORTED, mlp_bias ? "mlp_bias" : "use_bias",
-                         "true is not supported");
-    if (bidirectional)
-        return fault_set(fault, ERR_UNSUPPORTED, "use_bidirectional_attention",
                          "true is not supported");
     if (strcmp(act, known) != 0)
         return fault_set(fault, ERR_UNSUPPORTED, key, "\"%.64s\" is not supported, only \"%s\"",
@@ -169,6 +162,7 @@ static int read_flags(const cJSON *root, const struct family *family, struct mod
     if (!rc) rc = json_bool(root, NULL, "attention_bias", &bias, fault);
     if (!rc) rc = json_bool(root, NULL, "attention_out_bias", &o_bias, fault);
     if (!rc) rc = json_bool(root, NULL, "tie_word_embeddings", &out->tied_embeddings, fault);
+    if (out->both_ways) out->tied_embeddings = false; /* there is no head */
     out->rms_eps = out->post_eps = (float)eps;
     out->qk_norm = family->qk_norm;
     if (!rc) rc = json_bool(root, NULL, "use_qk_norm", &out->qk_norm, fault);
@@ -305,6 +299,7 @@ static int read_config(cJSON *root, int context, struct model_config *out, struc
     if (!rc) rc = model_config_refuse_fields(root, family, fault);
     if (!rc) rc = model_config_read_quantization(root, family->gpt_oss, &out->packing, fault);
     if (!rc) rc = refuse_values(root, family, fault);
+    if (!rc) rc = model_config_read_direction(root, family, out, fault);
     if (!rc) rc = model_config_read_layers(root, family, out, fault);
     if (!rc) rc = read_flags(root, family, out, fault);
     if (!rc && family->experts) rc = model_config_read_experts(root, family, out, fault);

@@ -1,5 +1,6 @@
 /* Encoders: BERT (arXiv 1810.04805), RoBERTa and XLM-R, which are the same from another first
- * position on, and nomic-bert (arXiv 2402.01613), which rotates and has gated networks. */
+ * position on, nomic-bert (arXiv 2402.01613), which rotates and has gated networks, and ModernBERT
+ * (arXiv 2412.13663), which also has norms in front of its blocks, and windows in most layers. */
 #include <string.h>
 
 #include "base/json.h"
@@ -29,6 +30,19 @@ static int refuse_others(const cJSON *root, struct fault *fault) {
                            value ? "true" : "false");
     }
     return rc;
+}
+
+/* Biases that ModernBERT may have, and no published file has. */
+static int refuse_biases(const cJSON *root, struct fault *fault) {
+    static const char *const names[] = {"attention_bias", "norm_bias"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        bool bias = false;
+        int rc = json_bool(root, NULL, names[i], &bias, fault);
+        if (rc) return rc;
+        if (bias)
+            return fault_set(fault, ERR_UNSUPPORTED, names[i], "true is not supported");
+    }
+    return 0;
 }
 
 /* transformers, RobertaEmbeddings: rows up to that of the padding token are no positions. */
@@ -76,24 +90,41 @@ static int read_labels(const cJSON *root, const struct family *family, struct mo
     return rc;
 }
 
+/* Encoders read texts both ways, and so does Gemma 3 where its file says so (EmbeddingGemma, arXiv
+ * 2509.20354). "vision" is about pictures. */
+int model_config_read_direction(const cJSON *root, const struct family *family,
+                                struct model_config *out, struct fault *fault) {
+    static const char name[] = "use_bidirectional_attention";
+    const cJSON *both = json_get(root, name);
+    bool bidirectional = false;
+    if (cJSON_IsString(both) && strcmp(both->valuestring, "vision") == 0) return 0;
+    int rc = json_bool(root, NULL, name, &bidirectional, fault);
+    if (!rc && bidirectional && !(family->gemma && family->qk_norm))
+        rc = fault_set(fault, ERR_UNSUPPORTED, name, "true is not supported in %s models",
+                       family->model_type);
+    out->both_ways = family->bert || bidirectional;
+    return rc;
+}
+
 int model_config_read_encoder(const cJSON *root, const struct family *family,
                               struct model_config *out, struct fault *fault) {
-    int64_t types = family->nomic ? 0 : 2;
+    const bool modern = family->modern, plain = !family->nomic && !modern;
+    int64_t types = plain ? 2 : 0;
     int rc = refuse_others(root, fault);
-    if (!rc) rc = json_int(root, NULL, "type_vocab_size", 0, 1024, &types, fault);
-    if (!rc && !family->nomic) rc = read_positions(root, family, out, fault);
+    if (!rc && modern) rc = refuse_biases(root, fault);
+    if (!rc && !modern) rc = json_int(root, NULL, "type_vocab_size", 0, 1024, &types, fault);
+    if (!rc && plain) rc = read_positions(root, family, out, fault);
     out->type_rows = (int)types;
     out->typed = types > 0;
-    out->both_ways = out->bert_names = true;
+    out->bert_names = !modern;
     out->nomic_names = family->nomic;
-    out->layer_norms = out->norm_bias = out->norms_of_sums = out->embed_norms = true;
-    out->post_norms = true;
-    out->pre_norms = false;
-    out->tied_embeddings = false;
-    out->learned_positions = !family->nomic;
-    out->ungated = !family->nomic;
-    out->qkv_bias = out->o_bias = out->ff_bias = !family->nomic;
-    if (!family->nomic) out->activation = KERN_NORMAL;
-    for (int i = 0; i < out->layers; i++) out->per_layer[i].rotated = family->nomic;
+    out->modern_names = modern;
+    out->layer_norms = out->embed_norms = true;
+    out->norm_bias = out->norms_of_sums = out->post_norms = !modern;
+    out->pre_norms = out->per_layer[0].plain_inputs = modern;
+    out->learned_positions = out->ungated = plain;
+    out->qkv_bias = out->o_bias = out->ff_bias = plain;
+    if (!family->nomic) out->activation = modern ? KERN_GELU : KERN_NORMAL;
+    for (int i = 0; i < out->layers; i++) out->per_layer[i].rotated = !plain;
     return rc || !family->labels ? rc : read_labels(root, family, out, fault);
 }

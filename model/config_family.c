@@ -7,6 +7,15 @@
 
 #include "base/json.h"
 
+#define GEMMA3                                                                                     \
+    .rope_theta = 1e6, .sliding_window = 4096, .qk_norm = true, .windows = WINDOWS_PATTERN,        \
+    .pattern = 6, .local_rope = true, .local_theta = 10000, .tied_embeddings = true,               \
+    .gemma = true, .heads_q = 8, .heads_kv = 4, .vocab = 262208, .positions = 131072
+#define MODERN_BERT                                                                                \
+    .bert = true, .modern = true, .rms_eps = 1e-5, .rope_theta = 160000, .sliding_window = 128,    \
+    .windows = WINDOWS_PATTERN, .pattern = 3, .from_first = true, .local_rope = true,              \
+    .local_theta = 10000
+
 static const struct family families[] = {
     {"Qwen3ForCausalLM", "qwen3", 128, .qk_norm = true, .windows = WINDOWS_BY_FLAG, .heads_kv = 32},
     {"Qwen2ForCausalLM", "qwen2", 0, .qkv_bias_always = true, .windows = WINDOWS_BY_FLAG,
@@ -27,10 +36,8 @@ static const struct family families[] = {
      .gpt_oss = true, .heads_kv = 8},
     {"MixtralForCausalLM", "mixtral", 0, .rms_eps = 1e-5, .rope_theta = 1e6, .windows = WINDOWS_ALL,
      .experts = EXPERTS_ALL_LAYERS, .mixtral_names = true, .heads_kv = 8},
-    {"Gemma3ForCausalLM", "gemma3_text", 256, .rope_theta = 1e6, .sliding_window = 4096,
-     .qk_norm = true, .windows = WINDOWS_PATTERN, .pattern = 6, .local_rope = true,
-     .local_theta = 10000, .tied_embeddings = true, .gemma = true, .heads_q = 8, .heads_kv = 4,
-     .vocab = 262208, .positions = 131072},
+    {"Gemma3ForCausalLM", "gemma3_text", 256, GEMMA3},
+    {"Gemma3TextModel", "gemma3_text", 256, GEMMA3},
     {"Gemma2ForCausalLM", "gemma2", 256, .sliding_window = 4096, .windows = WINDOWS_PATTERN,
      .pattern = 2, .tied_embeddings = true, .gemma = true, .attend_cap = 50, .logit_cap = 30,
      .heads_kv = 4},
@@ -163,6 +170,8 @@ static const struct family families[] = {
     {"XLMRobertaForSequenceClassification", "xlm-roberta", .bert = true, .padded_positions = true,
      .rms_eps = 1e-12, .labels = true},
     {"NomicBertModel", "nomic_bert", .bert = true, .nomic = true, .rms_eps = 1e-12},
+    {"ModernBertModel", "modernbert", MODERN_BERT},
+    {"ModernBertForMaskedLM", "modernbert", MODERN_BERT},
     {"Mistral4ForCausalLM", "mistral4", 0, .experts = EXPERTS_AFTER_DENSE,
      .experts_normalised = true, .stacked_experts = true, .shared_count = 1, .shared_experts = true,
      .groups = true, .scaled = true, .dense_first = true, .latent = true, .query_scale = true,
@@ -212,7 +221,8 @@ static int unsupported(struct fault *fault, const char *field, const char *value
         "the text of Qwen3VL, "
         "Qwen3VLMoe, Qwen2_5_VL, Qwen3_5, Qwen3_5Moe, Gemma3, Gemma4, Gemma4Unified, "
         "Mistral3, MuseGlimmer "
-        "(ForConditionalGeneration); encoders: Bert, Roberta, XLMRoberta, NomicBert (Model), "
+        "(ForConditionalGeneration); encoders: Bert, Roberta, XLMRoberta, NomicBert, ModernBert "
+        "(Model), "
         "the first three also for SequenceClassification",
         value, reason_of(value));
 }

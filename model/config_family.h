@@ -7,7 +7,7 @@
  *   config_moe.c     mixtures of experts
  *   config_latent.c  latent attention
  *   config_state.c   recurrent states: LFM2, gated delta rules, Mamba-2
- *   config_encoder.c encoders: BERT, RoBERTa, nomic-bert
+ *   config_encoder.c encoders: BERT, RoBERTa, nomic-bert, ModernBERT; Gemma 3 as one
  *   config_scales.c  factors, caps, norms and activations of single families
  *   config_rope.c, config_quant.c  the rotation, the format of weights (headers of their own)
  *   config_shape.c   consequences of a configuration
@@ -79,6 +79,7 @@ struct family {
     bool stacked_experts; /* see struct model_config */
     bool query_scale;     /* rope_parameters may have "llama_4_scaling_beta" */
     bool from_last;       /* every n-th layer is counted from the last one */
+    bool from_first;      /* the first layer is one of them */
     bool sigmoid, select_bias; /* see struct model_config */
     bool shared_experts;       /* n_shared_experts, which together are that many times as wide */
     int shared_gate_ff;   /* one shared expert with a gate: shared_expert_intermediate_size when the
@@ -110,6 +111,7 @@ struct family {
     bool padded_positions; /* the first position has the row behind pad_token_id */
     bool labels;           /* with a classifier behind the first token's output */
     bool nomic;            /* an encoder that rotates, without biases of products, with gates */
+    bool modern;           /* the same with norms of inputs, without biases of norms */
     bool muse;             /* gates, fixed norms of embeddings, queries and keys, scaled logits */
     /* sizes of a file that has none */
     int each_embed; /* hidden_size_per_layer_input */
@@ -144,7 +146,8 @@ void model_config_none_to_null(cJSON *object, int depth);
 int model_config_take_text(cJSON *root, struct fault *fault);
 int model_config_rename(cJSON *root, const struct family *family, struct fault *fault);
 
-/* Fill in parts of *out, in this order; model_config_read_latent before heads are checked. */
+/* Fill in parts of *out, in this order, but model_config_read_direction before the layers, and
+ * model_config_read_latent before heads are checked. */
 int model_config_read_latent(const cJSON *root, const struct family *family,
                              struct model_config *out, struct fault *fault);
 int model_config_read_layers(const cJSON *root, const struct family *family,
@@ -153,6 +156,8 @@ int model_config_check_latent(const struct family *family, struct model_config *
                               struct fault *fault);
 int model_config_read_scales(const cJSON *root, const struct family *family,
                              struct model_config *out, struct fault *fault);
+int model_config_read_direction(const cJSON *root, const struct family *family,
+                                struct model_config *out, struct fault *fault);
 int model_config_read_encoder(const cJSON *root, const struct family *family,
                               struct model_config *out, struct fault *fault);
 int model_config_read_states(const cJSON *root, const struct family *family,

@@ -74,6 +74,8 @@ static const struct architecture architectures[] = {
     {.name = "nemotron_h", .type = "nemotron_h", .permuted = true, .mamba = true, .nemotron = true},
     {.name = "bert", .type = "bert", .encoder = true},
     {.name = "nomic-bert", .type = "nomic_bert", .encoder = true},
+    {.name = "modern-bert", .type = "modernbert", .encoder = true},
+    {.name = "gemma-embedding", .type = "gemma3_text", .both_ways = true, .heads_scale = 62},
     {.name = "nemotron_h_moe",
      .type = "nemotron_h",
      .permuted = true,
@@ -210,7 +212,7 @@ static int translate_encoder(const struct translation *t) {
         rc = translation_set(t, t->config, "type_vocab_size",
                              types && types->dims == 2 ? (double)types->shape[0] : 0);
     const struct tensor *labels = weights_find(t->weights, "cls.output.weight");
-    if (rc || !labels) return rc;
+    if (rc || !labels || strcmp(t->row->type, "bert") != 0) return rc;
     cJSON *names = cJSON_AddArrayToObject(t->config, "architectures");
     cJSON *name_of = cJSON_CreateString("BertForSequenceClassification");
     if (!names || !name_of || !cJSON_AddItemToArray(names, name_of)) {
@@ -298,7 +300,7 @@ static int translate(struct translation *t) {
             "chatglm, glm4, glm4moe, qwen2moe, dots1, ernie4_5-moe, minimax-m2, qwen2vl, qwen3vl, "
             "qwen3vlmoe, mistral3, muse-glimmer, lfm2, lfm2moe, qwen3next, qwen35, qwen35moe, "
             "granitehybrid, gemma4, deepseek2, mistral4, nemotron_h, nemotron_h_moe, falcon-h1, "
-            "bert, nomic-bert",
+            "bert, nomic-bert, modern-bert, gemma-embedding",
             architecture);
     rc = COPY_ROWS(t, config_rows, t->config);
     if (!rc) rc = translate_widths(t);
@@ -323,6 +325,9 @@ static int translate(struct translation *t) {
     if (!rc) rc = translate_windows(t);
     if (!rc) rc = translate_tensors(t);
     if (!rc && t->row->encoder) rc = translate_encoder(t);
+    if (!rc && t->row->both_ways &&
+        !cJSON_AddBoolToObject(t->config, "use_bidirectional_attention", true))
+        rc = translation_no_memory(t);
     if (!rc && t->row->kinds) rc = translate_kinds(t);
     if (!rc && t->row->latent) rc = translate_latent(t);
     if (!rc && !t->row->kinds && !t->row->latent) rc = translate_head(t);

@@ -70,8 +70,10 @@ static int read_windows(const cJSON *root, const struct family *family, struct m
         return fault_set(fault, ERR_UNSUPPORTED, "use_sliding_window",
                          "true is not supported without \"layer_types\" in %s models",
                          family->model_type);
+    /* Encoders' files have the tokens on both sides together. */
+    if (out->both_ways && window) window = window / 2 + 1;
     if (types) return read_layer_types(types, family, use ? (int)window : 0, out, fault);
-    const int64_t shift = family->from_last ? out->layers % every : 0;
+    const int64_t shift = family->from_first ? 1 : family->from_last ? out->layers % every : 0;
     for (int i = 0; i < out->layers; i++)
         out->per_layer[i].sliding_window =
             use && i >= first && !(pattern && (i + 1 - shift) % every == 0) ? (int)window : 0;

@@ -10,6 +10,7 @@ void model_config_close(struct model_config *config) {
     mem_free(config->per_layer);
     mem_free(config->rotations);
     mem_free(config->heads);
+    pooling_close(&config->pooling);
     config->heads = NULL;
     config->inv_freq = config->inv_freq_local = config->inv_freq_none = NULL;
     config->per_layer = NULL;
@@ -28,6 +29,20 @@ int dense_width(const struct model_config *config) {
         if (has_dense(&config->per_layer[i]) && ff_width(config, i) > widest)
             widest = ff_width(config, i);
     return widest;
+}
+
+struct model_ending model_ending(const struct model_config *config) {
+    const struct pooling_dense *dense = config->pooling.dense;
+    if (config->classifies)
+        return (struct model_ending){2, {config->d_model, config->classifier.labels}, {true, false}};
+    return (struct model_ending){dense[0].there + dense[1].there,
+                                 {dense[0].width, dense[1].width},
+                                 {dense[0].tanh, dense[1].tanh}};
+}
+
+int model_vector_width(const struct model_config *config) {
+    const struct model_ending ending = model_ending(config);
+    return ending.count ? ending.width[ending.count - 1] : config->d_model;
 }
 
 bool model_config_rotates_alike(const struct model_config *config) {

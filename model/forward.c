@@ -497,27 +497,24 @@ static const float *step_hidden(struct model *model, int rows, const int32_t *wa
     return s->x;
 }
 
-int model_vector_width(const struct model_config *config) {
-    return config->classifies ? config->classifier.labels : config->d_model;
-}
-
-int model_classify(struct model *model, const float *pooled, float *out) {
-    struct kern *kern = model->kern;
+int model_end_vector(struct model *model, const float *pooled, float *out) {
+    const struct model_ending ending = model_ending(&model->config);
     const struct scratch *s = &model->scratch;
-    const size_t width = (size_t)model->config.d_model;
-    const size_t labels = (size_t)model->config.classifier.labels;
-    int rc = kern->ops->upload(kern, s->pooled, pooled, width * sizeof *pooled);
-    if (rc) return rc;
-    kern->ops->matmul(kern, s->classified, s->pooled, model->classifier_in,
-                      model->classifier_in_bias, 1, KERN_SET);
-    rc = kern->ops->download(kern, s->tanhs, s->classified, width * sizeof *s->tanhs);
-    if (rc) return rc;
-    for (size_t i = 0; i < width; i++) s->tanhs[i] = tanhf(s->tanhs[i]);
-    rc = kern->ops->upload(kern, s->pooled, s->tanhs, width * sizeof *s->tanhs);
-    if (rc) return rc;
-    kern->ops->matmul(kern, s->classified, s->pooled, model->classifier_out,
-                      model->classifier_out_bias, 1, KERN_SET);
-    return kern->ops->download(kern, out, s->classified, labels * sizeof *out);
+    struct kern *kern = model->kern;
+    size_t width = (size_t)model->config.d_model;
+    for (int i = 0; i < ending.count; i++) {
+        float *to = i == ending.count - 1 ? out : s->between;
+        int rc = kern->ops->upload(kern, s->pooled, pooled, width * sizeof *pooled);
+        if (rc) return rc;
+        kern->ops->matmul(kern, s->ended, s->pooled, model->ending[i], model->ending_bias[i], 1,
+                          KERN_SET);
+        width = (size_t)ending.width[i];
+        rc = kern->ops->download(kern, to, s->ended, width * sizeof *to);
+        if (rc) return rc;
+        for (size_t k = 0; k < width && ending.tanh[i]; k++) to[k] = tanhf(to[k]);
+        pooled = to;
+    }
+    return 0;
 }
 
 int model_step(struct model *model, const struct kern_batch *batch, const int32_t *want,

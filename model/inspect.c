@@ -207,8 +207,11 @@ static void describe_pooling(const struct model_config *c, struct buf *out) {
         buf_fmt(out, "vectors      the files ask for %s, which keepd does not have\n",
                 c->pooling.other);
     else if (c->pooling.how)
-        buf_fmt(out, "vectors      of %d numbers, from %s\n", model_vector_width(c),
-                names[c->pooling.how]);
+        buf_fmt(out, "vectors      of %d numbers, from %s%s\n", model_vector_width(c),
+                names[c->pooling.how],
+                !c->pooling.dense[0].there   ? ""
+                : !c->pooling.dense[1].there ? ", through a dense layer"
+                                             : ", through two dense layers");
 }
 
 static int networks_alone(const struct model_config *c) {

@@ -72,9 +72,8 @@ struct scratch {
     float *pairs;  /* [2, rows_max, d_model] a block's inputs: norms of embeddings, then of hidden
                       states */
     float *joined; /* [rows_max, 2 d_model] the same, side by side */
-    float *pooled; /* [d_model] the input of a classifier's product */
-    float *classified; /* [d_model or labels] its output */
-    float *tanhs;      /* [d_model] host memory: the input of the classifier's second product */
+    float *pooled, *ended; /* [the widest of its users] input and output of a product of `ending` */
+    float *between;        /* [the first of them] host memory: what it hands on */
     int32_t *rows;     /* [rows_max] host memory: rows of a table that are added to embeddings */
 };
 
@@ -111,8 +110,8 @@ struct model {
     float *final_norm;
     float *embed_norm, *embed_norm_bias;   /* NULL where the family has none */
     struct kern_weight *positions, *types; /* tables, whose rows are added to the embeddings */
-    struct kern_weight *classifier_in, *classifier_out; /* NULL where there is none */
-    float *classifier_in_bias, *classifier_out_bias;
+    struct kern_weight *ending[MODEL_ENDING_MAX]; /* struct model_ending; NULL where there is none */
+    float *ending_bias[MODEL_ENDING_MAX];
     struct kern_weight *each_embed, *each_in; /* embeddings for each layer */
     float *each_in_norm;
     struct layer *layers;

@@ -5,11 +5,13 @@
 
 #include <limits.h>
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/check.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "model/config_gguf.h"
 #include "model/config_quant.h"
@@ -132,10 +134,13 @@ static int widest_layer(const struct model_config *c,
     return widest;
 }
 
-/* The widest row behind the pooled state: the classifier's dense layer, or its labels. */
-static int classified_width(const struct model_config *c) {
-    const int labels = c->classifier.labels;
-    return labels > c->d_model ? labels : c->d_model;
+/* The widest vector between a text's pooled hidden states and its own; 0: they are the same. */
+static int ending_width(const struct model_config *c) {
+    const struct model_ending ending = model_ending(c);
+    int widest = ending.count ? c->d_model : 0;
+    for (int i = 0; i < ending.count; i++)
+        if (ending.width[i] > widest) widest = ending.width[i];
+    return widest;
 }
 
 /* With `check_only` counts the memory alone. */
@@ -156,12 +161,13 @@ static int open_scratch(struct model *model, bool check_only, struct fault *faul
         gates = gates > c->head_dim ? gates : c->head_dim;
         latent = latent > latent_query_dim(c) ? latent : latent_query_dim(c);
     }
+    const int ended = ending_width(c);
     const struct {
         float **out;
         int rows, width;
     } arrays[] = {
-        {&s->pooled, c->classifies, c->d_model},
-        {&s->classified, c->classifies, classified_width(c)},
+        {&s->pooled, 1, ended},
+        {&s->ended, 1, ended},
         {&s->x, model->rows_max, c->d_model},
         {&s->norm, model->rows_max, c->d_model},
         {&s->qkv, model->rows_max, in},
@@ -185,7 +191,7 @@ static int open_scratch(struct model *model, bool check_only, struct fault *faul
         {&s->joined, model->block_of ? 2 * model->rows_max : 0, c->d_model},
     };
     s->rows = mem_must_alloc((size_t)model->rows_max, sizeof *s->rows);
-    if (c->classifies) s->tanhs = mem_must_alloc((size_t)c->d_model, sizeof *s->tanhs);
+    if (ended) s->between = mem_must_alloc((size_t)ended, sizeof *s->between);
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
         size_t bytes = (size_t)arrays[i].rows * (size_t)arrays[i].width * sizeof(float);
         model->step_bytes += bytes;
@@ -252,6 +258,20 @@ static void find_stacked(struct model_config *config, const struct weights *weig
     }
 }
 
+/* Without the files of its Dense modules a model makes no vectors. */
+static int take_dense(struct weights *weights, const char *path, struct pooling *pooling,
+                      struct fault *fault) {
+    for (int i = 0; i < POOLING_DENSE_MAX && pooling->dense[i].there; i++) {
+        int rc = weights_add_dense(weights, path, pooling->dense[i].folder, i, fault);
+        if (rc && rc != ERR_NOTFOUND) return rc;
+        if (rc == 0) continue;
+        snprintf(pooling->other, sizeof pooling->other, "%s/model.safetensors, which is missing",
+                 pooling->dense[i].folder);
+        memset(pooling->dense, 0, sizeof pooling->dense);
+    }
+    return 0;
+}
+
 int model_read(const char *path, int context, bool random, struct model_config *config,
                struct weights **weights, struct fault *fault) {
     *weights = NULL;
@@ -259,12 +279,14 @@ int model_read(const char *path, int context, bool random, struct model_config *
         int rc = load_config(config, path, context, fault);
         if (!rc) rc = load_quantization(config, path, fault);
         if (!rc) rc = pooling_of_directory(path, &config->pooling, fault);
+        if (config->classifies) memset(config->pooling.dense, 0, sizeof config->pooling.dense);
         const int most = config->pooling.tokens_max;
         if (!rc && config->both_ways && most > 0 && most < config->max_positions)
             config->max_positions = most; /* longer texts were not seen in training */
         if (!rc && !random) rc = weights_open(path, weights, fault);
         if (rc || random) return rc;
         rc = weights_take_text(*weights, fault);
+        if (!rc) rc = take_dense(*weights, path, &config->pooling, fault);
         if (!rc) rc = weights_join(*weights, &config->packing, fault);
         if (!rc && config->stacked_experts && config->qwen35_names) find_stacked(config, *weights);
         if (!rc && config->stacked_experts) {
@@ -278,7 +300,11 @@ int model_read(const char *path, int context, bool random, struct model_config *
                          "random weights need a directory with config.json");
     int rc = weights_open(path, weights, fault);
     if (!rc) rc = model_config_from_gguf(*weights, context, config, fault);
-    return rc ? rc : pooling_of_gguf(weights_gguf(*weights), &config->pooling, fault);
+    if (!rc) rc = pooling_of_gguf(weights_gguf(*weights), &config->pooling, fault);
+    if (!rc && config->both_ways && !config->layer_norms && !config->pooling.dense[0].there)
+        log_warn("the file has no dense_2.weight: vectors are the pooled outputs of the last "
+                 "layer, without the products that the model's own directory has behind them");
+    return rc;
 }
 
 /* Returns the memory of weights that were only checked. A model's count has all tensors of its
@@ -402,12 +428,12 @@ void model_close(struct model *model) {
     float *arrays[] = {s->gates,  s->x,          s->norm,     s->qkv,     s->heads,      s->gate_up,
                        s->ff,     s->router,     s->log_beta, s->last_x,  s->last_heads, s->logits,
                        s->mixed,  s->last_mixed, s->each,     s->each_in, s->last_each,  s->latent,
-                       s->beside, s->pairs,      s->joined,   s->pooled,  s->classified};
+                       s->beside, s->pairs,      s->joined,   s->pooled,  s->ended};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
         if (arrays[i]) kern->ops->mem_free(kern, arrays[i]);
     }
     mem_free(s->rows);
-    mem_free(s->tanhs);
+    mem_free(s->between);
     close_peeked(model);
     model_close_adapted(model);
     mem_free(model->block_order);

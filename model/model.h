@@ -36,6 +36,7 @@ struct model_layer_config {
     bool local;           /* by inv_freq_local, without rope_scale */
     bool routed;          /* the feed-forward network is a mixture of experts */
     bool no_network;      /* the layer has no feed-forward network */
+    bool plain_inputs;    /* attention has no norm of its inputs, whatever pre_norms says */
 };
 
 static inline bool layer_attends(const struct model_layer_config *layer) {
@@ -49,6 +50,16 @@ static inline bool layer_has_state(const struct model_layer_config *layer) {
 /* Factors on the products of matrices; 0: 1. Files of GGUF have them in their numbers. */
 struct model_factors {
     float q, k, v, o, z, x, b, c, dt, state_out, gate, down;
+};
+
+#define MODEL_ENDING_MAX POOLING_DENSE_MAX
+
+/* Products of a text's pooled hidden states, one behind another: those of a classifier, or of Dense
+ * modules. */
+struct model_ending {
+    int count;
+    int width[MODEL_ENDING_MAX]; /* numbers that each gives */
+    bool tanh[MODEL_ENDING_MAX]; /* and their tanh is taken */
 };
 
 /* A classifier of the first token's output: a product of d_model numbers, their tanh, and a product
@@ -137,6 +148,7 @@ struct model_config {
      * alone, no LM head, and no answers. */
     bool both_ways;
     bool bert_names, nomic_names; /* files name tensors as BERT's, and as nomic-bert's do */
+    bool modern_names;            /* as ModernBERT's do */
     bool layer_norms; /* norms are LayerNorm, with norm_bias plus a vector; else RMSNorm */
     bool norm_bias;
     bool norms_of_sums; /* norms of outputs are of the sum of inputs and outputs, and there is no
@@ -288,11 +300,12 @@ int model_step(struct model *model, const struct kern_batch *batch, const int32_
 int model_step_hidden(struct model *model, const struct kern_batch *batch, const int32_t *want,
                       int want_count, const float **logits, const float **hidden);
 
+struct model_ending model_ending(const struct model_config *config);
 /* Numbers that a text's vector has, or one for each label where there is a classifier. */
 int model_vector_width(const struct model_config *config);
-/* Judges one text: `pooled`, its first token's output [d_model], and `out` [labels] are host
- * memory. Waits for the backend. */
-int model_classify(struct model *model, const float *pooled, float *out);
+/* Computes the ending's products for one text: `pooled`, its pooled hidden states [d_model], and
+ * `out` [model_vector_width] are host memory. Waits for the backend. */
+int model_end_vector(struct model *model, const float *pooled, float *out);
 
 struct adapter; /* model/adapter.h */
 /* Makes the adapter's products part of the rows with its number (kern_span.adapter) from the next

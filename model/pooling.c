@@ -65,20 +65,111 @@ static bool is_module(const char *type, const char *name) {
     return strcmp(dot ? dot + 1 : type, name) == 0;
 }
 
-/* Finds the folder of the Pooling module, and notes modules that keepd does not have. */
+static bool is_folder(const char *name) {
+    return *name && *name != '.' && *name != '/' && !strstr(name, "..") &&
+           strlen(name) < POOLING_FOLDER_SIZE;
+}
+
+static struct pooling_dense *next_dense(struct pooling *out) {
+    for (int i = 0; i < POOLING_DENSE_MAX; i++)
+        if (!out->dense[i].there) return &out->dense[i];
+    return NULL;
+}
+
+/* Finds the folders of the Pooling module and of Dense modules directly behind it, and notes
+ * modules that keepd does not have. */
 static const char *read_modules(const cJSON *modules, struct pooling *out) {
     const char *folder = NULL;
     const cJSON *module;
+    bool normalised = false;
     cJSON_ArrayForEach(module, modules) {
         const cJSON *type = json_get(module, "type"), *path = json_get(module, "path");
         if (!cJSON_IsString(type)) continue;
-        const char *name = type->valuestring;
-        if (is_module(name, "Pooling"))
-            folder = cJSON_IsString(path) ? path->valuestring : "1_Pooling";
-        else if (!is_module(name, "Transformer") && !is_module(name, "Normalize"))
+        const char *name = type->valuestring, *at = cJSON_IsString(path) ? path->valuestring : "";
+        struct pooling_dense *dense = next_dense(out);
+        if (is_module(name, "Pooling")) {
+            folder = *at ? at : "1_Pooling";
+        } else if (is_module(name, "Dense") && folder && !normalised && dense && is_folder(at)) {
+            dense->there = true;
+            snprintf(dense->folder, sizeof dense->folder, "%s", at);
+        } else if (is_module(name, "Normalize")) {
+            normalised = true;
+        } else if (!is_module(name, "Transformer")) {
             snprintf(out->other, sizeof out->other, "the module '%.60s'", name);
+        }
     }
     return folder;
+}
+
+/* sentence-transformers, Dense: without an activation it has tanh. */
+static int read_dense(const char *dir, struct pooling_dense *dense, struct pooling *out,
+                      struct fault *fault) {
+    char name[POOLING_FOLDER_SIZE + 32];
+    cJSON *config = NULL;
+    int64_t width = 0;
+    const char *what = "Tanh";
+    dense->bias = true;
+    snprintf(name, sizeof name, "%s/config.json", dense->folder);
+    int rc = read_tree(dir, name, &config, fault);
+    if (!rc && !config) {
+        snprintf(out->other, sizeof out->other, "%.70s, which is missing", name);
+        return 0;
+    }
+    if (!rc) rc = json_int(config, name, "out_features", 1, 1 << 16, &width, fault);
+    if (!rc && !width) rc = fault_set(fault, ERR_INVALID, name, "out_features is missing");
+    if (!rc) rc = json_bool(config, name, "bias", &dense->bias, fault);
+    if (!rc) rc = json_str(config, name, "activation_function", &what, fault);
+    dense->width = (int)width;
+    dense->tanh = !rc && is_module(what, "Tanh");
+    if (!rc && !dense->tanh && !is_module(what, "Identity"))
+        snprintf(out->other, sizeof out->other, "the activation '%.60s'", what);
+    json_free(config);
+    return rc;
+}
+
+static bool is_prompt(const cJSON *node) {
+    return cJSON_IsString(node) && node->string[0];
+}
+
+/* sentence-transformers, "prompts": texts by name. */
+static int copy_prompts(const cJSON *prompts, struct pooling *out, struct fault *fault) {
+    size_t bytes = 0, count = 0;
+    const cJSON *node;
+    cJSON_ArrayForEach(node, prompts) {
+        if (!is_prompt(node)) continue;
+        bytes += strlen(node->string) + strlen(node->valuestring) + 2;
+        count++;
+    }
+    if (!cJSON_IsObject(prompts) || count == 0) return 0;
+    if (count > POOLING_PROMPTS_MAX)
+        return fault_set(fault, ERR_LIMIT, "config_sentence_transformers.json",
+                         "more than %d prompts", POOLING_PROMPTS_MAX);
+    out->prompts = mem_try_alloc(count * sizeof *out->prompts + bytes, 1);
+    if (!out->prompts) return fault_set(fault, ERR_NOMEM, "prompts", "not enough memory");
+    char *to = (char *)(out->prompts + count);
+    cJSON_ArrayForEach(node, prompts) {
+        if (!is_prompt(node)) continue;
+        const size_t name = strlen(node->string) + 1, text = strlen(node->valuestring) + 1;
+        out->prompts[out->prompt_count++] = (struct pooling_prompt){to, to + name};
+        memcpy(to, node->string, name);
+        memcpy(to + name, node->valuestring, text);
+        to += name + text;
+    }
+    return 0;
+}
+
+static int read_prompts(const char *dir, struct pooling *out, struct fault *fault) {
+    cJSON *config = NULL;
+    int rc = read_tree(dir, "config_sentence_transformers.json", &config, fault);
+    if (rc == 0 && config) rc = copy_prompts(json_get(config, "prompts"), out, fault);
+    json_free(config);
+    return rc;
+}
+
+void pooling_close(struct pooling *pooling) {
+    mem_free(pooling->prompts);
+    pooling->prompts = NULL;
+    pooling->prompt_count = 0;
 }
 
 int pooling_of_directory(const char *dir, struct pooling *out, struct fault *fault) {
@@ -94,6 +185,10 @@ int pooling_of_directory(const char *dir, struct pooling *out, struct fault *fau
     if (config) read_modes(config, out);
     json_free(config);
     config = NULL;
+    for (int i = 0; rc == 0 && i < POOLING_DENSE_MAX && out->dense[i].there; i++)
+        rc = read_dense(dir, &out->dense[i], out, fault);
+    if (out->other[0]) memset(out->dense, 0, sizeof out->dense); /* no vector is made */
+    if (rc == 0) rc = read_prompts(dir, out, fault);
     if (rc == 0) rc = read_tree(dir, "sentence_bert_config.json", &config, fault);
     int64_t most = 0;
     if (rc == 0 && config)
@@ -120,5 +215,11 @@ int pooling_of_gguf(const struct gguf *gguf, struct pooling *out, struct fault *
                : type == LAST ? MODEL_POOL_LAST
                               : MODEL_POOL_UNSAID;
     if (type > LAST) snprintf(out->other, sizeof out->other, "pooling type %lld", (long long)type);
-    return 0;
+    for (int i = 0; i < POOLING_DENSE_MAX && rc == 0; i++) {
+        int64_t width = 0;
+        snprintf(key, sizeof key, "%.*s.dense_%d_feat_out", (int)family.size, family.data, i + 2);
+        rc = gguf_int(gguf, key, 0, 1 << 16, &width, fault);
+        out->dense[i] = (struct pooling_dense){.there = width > 0, .width = (int)width};
+    }
+    return rc;
 }

@@ -13,7 +13,7 @@
 
 #define COPIED_AT_ONCE ((size_t)1 << 20)
 
-/* The only folder that keepd reads in a model's directory (text/text.c). */
+/* The folder of templates in a model's directory (text/text.c). */
 #define TEMPLATES "additional_chat_templates"
 
 static int io(struct fault *fault, const char *option, const char *path) {
@@ -215,9 +215,37 @@ static int copy_folder(const struct save_files *files, const char *from, const c
     return rc;
 }
 
+/* Copies the settings of a module of sentence-transformers, if the folder is one's. The saved file
+ * of weights has its tensors. */
+static int copy_module(const struct save_files *files, const char *from, const char *folder,
+                       struct fault *fault) {
+    char inside[PATH_MAX], path[PATH_MAX], made[PATH_MAX], name[PATH_MAX];
+    int rc = join(inside, files->option, from, folder, fault);
+    if (!rc) rc = join(path, files->option, inside, "config.json", fault);
+    if (rc || access(path, F_OK)) return rc;
+    rc = join(made, files->option, files->partial, folder, fault);
+    if (!rc) rc = join(name, files->option, folder, "config.json", fault);
+    if (rc) return rc;
+    if (mkdir(made, 0777)) return io(fault, files->option, made);
+    rc = save_files_copy(files, path, name, fault);
+    return !rc && sync_folder(made) ? io(fault, files->option, made) : rc;
+}
+
+static int copy_modules(const struct save_files *files, const char *from, struct fault *fault) {
+    DIR *folder = opendir(from);
+    const struct dirent *entry;
+    int rc = 0;
+    if (!folder) return io(fault, files->option, from);
+    while (!rc && (entry = readdir(folder)))
+        if (entry->d_name[0] != '.') rc = copy_module(files, from, entry->d_name, fault);
+    closedir(folder);
+    return rc;
+}
+
 int save_files_copy_others(const struct save_files *files, const char *from, struct fault *fault) {
     char templates[PATH_MAX], made[PATH_MAX];
     int rc = copy_folder(files, from, NULL, fault);
+    if (!rc) rc = copy_modules(files, from, fault);
     if (!rc) rc = join(templates, files->option, from, TEMPLATES, fault);
     if (!rc) rc = join(made, files->option, files->partial, TEMPLATES, fault);
     if (rc || access(templates, F_OK)) return rc;

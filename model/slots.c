@@ -26,12 +26,17 @@ const struct slot end_slots[] = {
     {VECTOR(model, embed_norm_bias, false, ROLE_EMBED_NORM_BIAS), .count = 1, WANTED(norm_bias)},
     {MATRIX(model, positions, VOCAB, ROLE_POSITIONS), .count = 1, WANTED(learned_positions)},
     {MATRIX(model, types, VOCAB, ROLE_TYPES), .count = 1, WANTED(typed)},
-    {MATRIX(model, classifier_in, NONE, ROLE_CLASSIFIER_IN), .count = 1, WANTED(classifies)},
-    {VECTOR(model, classifier_in_bias, false, ROLE_CLASSIFIER_IN_BIAS), .count = 1,
+    {MATRIX(model, ending[0], NONE, ROLE_CLASSIFIER_IN), .count = 1, WANTED(classifies)},
+    {VECTOR(model, ending_bias[0], false, ROLE_CLASSIFIER_IN_BIAS), .count = 1, WANTED(classifies)},
+    {MATRIX(model, ending[1], NONE, ROLE_CLASSIFIER_OUT), .count = 1, WANTED(classifies)},
+    {VECTOR(model, ending_bias[1], false, ROLE_CLASSIFIER_OUT_BIAS), .count = 1,
      WANTED(classifies)},
-    {MATRIX(model, classifier_out, NONE, ROLE_CLASSIFIER_OUT), .count = 1, WANTED(classifies)},
-    {VECTOR(model, classifier_out_bias, false, ROLE_CLASSIFIER_OUT_BIAS), .count = 1,
-     WANTED(classifies)},
+    {MATRIX(model, ending[0], NONE, ROLE_DENSE_1), .count = 1, WANTED(pooling.dense[0].there)},
+    {VECTOR(model, ending_bias[0], false, ROLE_DENSE_1_BIAS), .count = 1,
+     WANTED(pooling.dense[0].bias)},
+    {MATRIX(model, ending[1], NONE, ROLE_DENSE_2), .count = 1, WANTED(pooling.dense[1].there)},
+    {VECTOR(model, ending_bias[1], false, ROLE_DENSE_2_BIAS), .count = 1,
+     WANTED(pooling.dense[1].bias)},
     {MATRIX(model, each_embed, VOCAB, ROLE_EACH_EMBED), .count = 1, WANTED(embeds_each)},
     {MATRIX(model, each_in, NONE, ROLE_EACH_IN), .count = 1, WANTED(embeds_each)},
     {VECTOR(model, each_in_norm, true, ROLE_EACH_IN_NORM), .count = 1, WANTED(embeds_each),
@@ -48,7 +53,7 @@ const struct slot slot_block_norm = {VECTOR(model, final_norm, true, ROLE_BLOCK_
                                      .scaled = offsetof(struct model_config, logit_scale)};
 
 const struct slot layer_slots[] = {
-    {VECTOR(layer, attn_norm, true, ROLE_ATTN_NORM), .count = 1, .layers = SLOT_MIXED,
+    {VECTOR(layer, attn_norm, true, ROLE_ATTN_NORM), .count = 1, .layers = SLOT_NORMED,
      WANTED(pre_norms)},
     {MATRIX(layer, qkv, ROWS, ROLE_Q, ROLE_K, ROLE_V), .count = 3, .layers = SLOT_ATTENTION,
      .source = SLOT_KV, GROUPS(heads_kv)},
@@ -188,8 +193,8 @@ static bool has_kind(enum slot_layers kind, const struct model_layer_config *lay
     switch (kind) {
     case SLOT_ALL:
         return true;
-    case SLOT_MIXED:
-        return mixes;
+    case SLOT_NORMED:
+        return mixes && !layer->plain_inputs;
     case SLOT_BEHIND:
         return mixes && !layer->no_network;
     case SLOT_ALONE:

@@ -49,7 +49,9 @@ enum width {
     WIDTH_LATENT_VALUE,
     WIDTH_POSITIONS,
     WIDTH_TYPES,
-    WIDTH_LABELS
+    WIDTH_LABELS,
+    WIDTH_DENSE_1,
+    WIDTH_DENSE_2
 };
 
 /* Names of a role of Mamba-2. */
@@ -67,7 +69,8 @@ static const struct {
 } tensors[ROLE_COUNT] = {
     [ROLE_EMBED] = {{"model.embed_tokens.weight", NULL,
                      "token_embd.weight", [NAMING_HF_NEMOTRON_H] = "model.embeddings.weight",
-                     [NAMING_HF_BERT] = "embeddings.word_embeddings.weight"},
+                     [NAMING_HF_BERT] = "embeddings.word_embeddings.weight",
+                     [NAMING_HF_MODERN_BERT] = "model.embeddings.tok_embeddings.weight"},
                     WIDTH_VOCAB,
                     WIDTH_MODEL,
                     false},
@@ -75,13 +78,16 @@ static const struct {
                           "output_norm.weight", [NAMING_HF_LFM2] = "model.embedding_norm.weight",
                           [NAMING_GGUF_LFM2] = "token_embd_norm.weight",
                           [NAMING_HF_NEMOTRON_H] = "model.norm_f.weight",
-                          [NAMING_HF_FALCON_H1] = "model.final_layernorm.weight"},
+                          [NAMING_HF_FALCON_H1] = "model.final_layernorm.weight",
+                          [NAMING_HF_MODERN_BERT] = "model.final_norm.weight"},
                          WIDTH_MODEL,
                          WIDTH_NONE,
                          false},
     [ROLE_EMBED_NORM] = {{[NAMING_HF_BERT] = "embeddings.LayerNorm.weight",
                           [NAMING_HF_NOMIC_BERT] = "emb_ln.weight",
-                          [NAMING_GGUF_BERT] = "token_embd_norm.weight"},
+                          [NAMING_GGUF_BERT] = "token_embd_norm.weight",
+                          [NAMING_HF_MODERN_BERT] = "model.embeddings.norm.weight",
+                          [NAMING_GGUF_MODERN_BERT] = "token_embd_norm.weight"},
                          WIDTH_MODEL,
                          WIDTH_NONE,
                          false},
@@ -125,10 +131,27 @@ static const struct {
                                   WIDTH_LABELS,
                                   WIDTH_NONE,
                                   false},
+    [ROLE_DENSE_1] = {{"dense.0.linear.weight", NULL, "dense_2.weight"},
+                      WIDTH_DENSE_1,
+                      WIDTH_MODEL,
+                      false},
+    [ROLE_DENSE_1_BIAS] = {{"dense.0.linear.bias", NULL, "dense_2.bias"},
+                           WIDTH_DENSE_1,
+                           WIDTH_NONE,
+                           false},
+    [ROLE_DENSE_2] = {{"dense.1.linear.weight", NULL, "dense_3.weight"},
+                      WIDTH_DENSE_2,
+                      WIDTH_DENSE_1,
+                      false},
+    [ROLE_DENSE_2_BIAS] = {{"dense.1.linear.bias", NULL, "dense_3.bias"},
+                           WIDTH_DENSE_2,
+                           WIDTH_NONE,
+                           false},
     [ROLE_HEAD] = {{"lm_head.weight", NULL, "output.weight"}, WIDTH_VOCAB, WIDTH_MODEL, false},
     [ROLE_ATTN_NORM] = {{"input_layernorm.weight", NULL,
                          "attn_norm.weight", [NAMING_HF_LFM2] = "operator_norm.weight",
-                         [NAMING_HF_NEMOTRON_H] = "norm.weight"},
+                         [NAMING_HF_NEMOTRON_H] = "norm.weight",
+                         [NAMING_HF_MODERN_BERT] = "attn_norm.weight"},
                         WIDTH_MODEL,
                         WIDTH_NONE,
                         true},
@@ -137,7 +160,8 @@ static const struct {
                  [NAMING_HF_NEMOTRON_H] = "mixer.q_proj.weight",
                  [NAMING_HF_BERT] = "attention.self.query.weight",
                  [NAMING_HF_NOMIC_BERT] = "attn.Wqkv.weight",
-                 [NAMING_GGUF_NOMIC_BERT] = "attn_qkv.weight"},
+                 [NAMING_GGUF_NOMIC_BERT] = "attn_qkv.weight",
+                 [NAMING_HF_MODERN_BERT] = "attn.Wqkv.weight"},
                 WIDTH_Q,
                 WIDTH_MODEL,
                 true},
@@ -146,7 +170,8 @@ static const struct {
                  [NAMING_HF_NEMOTRON_H] = "mixer.k_proj.weight",
                  [NAMING_HF_BERT] = "attention.self.key.weight",
                  [NAMING_HF_NOMIC_BERT] = "attn.Wqkv.weight",
-                 [NAMING_GGUF_NOMIC_BERT] = "attn_qkv.weight"},
+                 [NAMING_GGUF_NOMIC_BERT] = "attn_qkv.weight",
+                 [NAMING_HF_MODERN_BERT] = "attn.Wqkv.weight"},
                 WIDTH_KV,
                 WIDTH_MODEL,
                 true},
@@ -155,14 +180,16 @@ static const struct {
                  [NAMING_HF_NEMOTRON_H] = "mixer.v_proj.weight",
                  [NAMING_HF_BERT] = "attention.self.value.weight",
                  [NAMING_HF_NOMIC_BERT] = "attn.Wqkv.weight",
-                 [NAMING_GGUF_NOMIC_BERT] = "attn_qkv.weight"},
+                 [NAMING_GGUF_NOMIC_BERT] = "attn_qkv.weight",
+                 [NAMING_HF_MODERN_BERT] = "attn.Wqkv.weight"},
                 WIDTH_KV,
                 WIDTH_MODEL,
                 true},
     [ROLE_Q_BIAS] = {{"self_attn.q_proj.bias", NULL,
                       "attn_q.bias", [NAMING_GGUF_FUSED] = "attn_qkv.bias",
                       [NAMING_HF_NEMOTRON_H] = "mixer.q_proj.bias",
-                      [NAMING_HF_BERT] = "attention.self.query.bias"},
+                      [NAMING_HF_BERT] = "attention.self.query.bias",
+                      [NAMING_HF_MODERN_BERT] = "attn.Wqkv.bias"},
                      WIDTH_Q,
                      WIDTH_NONE,
                      true},
@@ -194,13 +221,15 @@ static const struct {
                  "attn_output.weight", [NAMING_HF_LFM2] = "self_attn.out_proj.weight",
                  [NAMING_HF_NEMOTRON_H] = "mixer.o_proj.weight",
                  [NAMING_HF_BERT] = "attention.output.dense.weight",
-                 [NAMING_HF_NOMIC_BERT] = "attn.out_proj.weight"},
+                 [NAMING_HF_NOMIC_BERT] = "attn.out_proj.weight",
+                 [NAMING_HF_MODERN_BERT] = "attn.Wo.weight"},
                 WIDTH_MODEL,
                 WIDTH_HEADS_OUT,
                 true},
     [ROLE_O_BIAS] = {{"self_attn.o_proj.bias", NULL,
                       "attn_output.bias", [NAMING_HF_NEMOTRON_H] = "mixer.o_proj.bias",
-                      [NAMING_HF_BERT] = "attention.output.dense.bias"},
+                      [NAMING_HF_BERT] = "attention.output.dense.bias",
+                      [NAMING_HF_MODERN_BERT] = "attn.Wo.bias"},
                      WIDTH_MODEL,
                      WIDTH_NONE,
                      true},
@@ -256,7 +285,8 @@ static const struct {
           "ffn_norm.weight", [NAMING_HF_POST_NORMS] = "pre_feedforward_layernorm.weight",
           [NAMING_GGUF_AFTER_ATTENTION] = "post_attention_norm.weight",
           [NAMING_HF_LFM2] = "ffn_norm.weight", [NAMING_HF_NEMOTRON_H] = "",
-          [NAMING_HF_FALCON_H1] = "pre_ff_layernorm.weight", [NAMING_GGUF_FALCON_H1] = "ffn_norm"},
+          [NAMING_HF_FALCON_H1] = "pre_ff_layernorm.weight", [NAMING_GGUF_FALCON_H1] = "ffn_norm",
+          [NAMING_HF_MODERN_BERT] = "mlp_norm.weight"},
          WIDTH_MODEL,
          WIDTH_NONE,
          true},
@@ -267,7 +297,7 @@ static const struct {
           [NAMING_HF_GRANITE_HYBRID_DENSE] = "shared_mlp.input_linear.weight",
           [NAMING_HF_NEMOTRON_H] = "", [NAMING_HF_FALCON_H1] = "feed_forward.gate_proj.weight",
           [NAMING_HF_GEMMA4_MOE] = "", [NAMING_GGUF_GEMMA4_MOE] = "", [NAMING_HF_BERT] = "",
-          [NAMING_HF_NOMIC_BERT] = "mlp.fc12.weight"},
+          [NAMING_HF_NOMIC_BERT] = "mlp.fc12.weight", [NAMING_HF_MODERN_BERT] = "mlp.Wi.weight"},
          WIDTH_FF,
          WIDTH_MODEL,
          true},
@@ -278,7 +308,7 @@ static const struct {
           [NAMING_HF_NEMOTRON_H] = "mixer.up_proj.weight",
           [NAMING_HF_FALCON_H1] = "feed_forward.up_proj.weight", [NAMING_HF_GEMMA4_MOE] = "",
           [NAMING_GGUF_GEMMA4_MOE] = "", [NAMING_HF_BERT] = "intermediate.dense.weight",
-          [NAMING_HF_NOMIC_BERT] = "mlp.fc11.weight"},
+          [NAMING_HF_NOMIC_BERT] = "mlp.fc11.weight", [NAMING_HF_MODERN_BERT] = "mlp.Wi.weight"},
          WIDTH_FF,
          WIDTH_MODEL,
          true},
@@ -289,7 +319,7 @@ static const struct {
           [NAMING_HF_NEMOTRON_H] = "mixer.down_proj.weight",
           [NAMING_HF_FALCON_H1] = "feed_forward.down_proj.weight", [NAMING_HF_GEMMA4_MOE] = "",
           [NAMING_GGUF_GEMMA4_MOE] = "", [NAMING_HF_BERT] = "output.dense.weight",
-          [NAMING_HF_NOMIC_BERT] = "mlp.fc2.weight"},
+          [NAMING_HF_NOMIC_BERT] = "mlp.fc2.weight", [NAMING_HF_MODERN_BERT] = "mlp.Wo.weight"},
          WIDTH_MODEL,
          WIDTH_FF,
          true},
@@ -666,6 +696,7 @@ static const enum naming bases[NAMING_COUNT] = {
     [NAMING_HF_NOMIC_BERT] = NAMING_HF_BERT,
     [NAMING_GGUF_BERT] = NAMING_GGUF,
     [NAMING_GGUF_NOMIC_BERT] = NAMING_GGUF_BERT,
+    [NAMING_GGUF_MODERN_BERT] = NAMING_GGUF_FUSED,
 }; /* NAMING_HF, which is 0, is that of the others */
 
 bool naming_is_gguf(enum naming naming) {
@@ -702,6 +733,7 @@ enum naming tensor_naming(const struct model_config *config, bool gguf) {
                : config->nemotron_names ? NAMING_GGUF_MAMBA
                : config->falcon_names   ? NAMING_GGUF_FALCON_H1
                : config->nomic_names    ? NAMING_GGUF_NOMIC_BERT
+               : config->modern_names   ? NAMING_GGUF_MODERN_BERT
                : config->bert_names     ? NAMING_GGUF_BERT
                                         : NAMING_GGUF;
     if (config->qwen35_names)
@@ -712,6 +744,7 @@ enum naming tensor_naming(const struct model_config *config, bool gguf) {
         return config->experts ? NAMING_HF_GRANITE_HYBRID : NAMING_HF_GRANITE_HYBRID_DENSE;
     if (config->nemotron_names) return NAMING_HF_NEMOTRON_H;
     if (config->nomic_names) return NAMING_HF_NOMIC_BERT;
+    if (config->modern_names) return NAMING_HF_MODERN_BERT;
     if (config->bert_names)
         return config->classifier.roberta_names ? NAMING_HF_ROBERTA : NAMING_HF_BERT;
     if (config->falcon_names) return NAMING_HF_FALCON_H1;
@@ -863,6 +896,10 @@ static int64_t width_of(const struct model_config *config, int layer, enum width
         return config->type_rows;
     case WIDTH_LABELS:
         return config->classifier.labels;
+    case WIDTH_DENSE_1:
+        return config->pooling.dense[0].width;
+    case WIDTH_DENSE_2:
+        return config->pooling.dense[1].width;
     case WIDTH_TAPS:
         return config->conv_width;
     case WIDTH_ONE:

@@ -46,6 +46,8 @@ enum naming {
     NAMING_HF_NOMIC_BERT,
     NAMING_GGUF_BERT,
     NAMING_GGUF_NOMIC_BERT, /* q, k and v are one tensor */
+    NAMING_HF_MODERN_BERT,
+    NAMING_GGUF_MODERN_BERT,
     NAMING_COUNT
 };
 
@@ -61,6 +63,10 @@ enum role {
     ROLE_CLASSIFIER_IN_BIAS,
     ROLE_CLASSIFIER_OUT,
     ROLE_CLASSIFIER_OUT_BIAS,
+    ROLE_DENSE_1, /* struct pooling_dense */
+    ROLE_DENSE_1_BIAS,
+    ROLE_DENSE_2,
+    ROLE_DENSE_2_BIAS,
     /* embeddings for each layer: their table, and the product of the others and its norm */
     ROLE_EACH_EMBED,
     ROLE_EACH_IN,
@@ -214,7 +220,7 @@ void tensor_shape(const struct model_config *config, enum role role, int layer, 
 /* The layers that have a slot; those from SLOT_ATTENTION on in the order of enum mixer. */
 enum slot_layers {
     SLOT_ALL,
-    SLOT_MIXED,  /* layers with a mixer */
+    SLOT_NORMED, /* layers with a mixer whose inputs have a norm */
     SLOT_BEHIND, /* layers with a network behind a mixer */
     SLOT_ALONE,  /* layers that are a network alone */
     SLOT_DENSE,

@@ -25,6 +25,7 @@ struct shard {
     size_t size;
     struct gguf gguf; /* owns the names in `table`; empty for safetensors */
     struct tensor_file table;
+    char *named; /* names of weights_add_dense; NULL: those of the file */
 };
 
 /* A tensor that the index names, but that its file does not have. */
@@ -41,7 +42,8 @@ struct weights {
     struct packed_set *packed; /* memory that entries of `tensors` refer to; NULL: none */
     struct absent *absent;     /* [absent_count] tensors of the index that no file has */
     size_t absent_count;
-    char *renamed; /* names that are in no file, see weights_take_block; NULL: none */
+    char *renamed, *whole; /* names that are in no file, see weights_take_block and name_whole;
+                              NULL: none */
     size_t bytes;
     bool is_gguf;
 };
@@ -125,6 +127,7 @@ static void close_shard(struct shard *shard) {
     tensor_file_close(&shard->table);
     gguf_close(&shard->gguf);
     file_unmap(shard->map, shard->size);
+    mem_free(shard->named);
     mem_free(shard->name);
 }
 
@@ -134,6 +137,7 @@ void weights_close(struct weights *w) {
     for (size_t i = 0; i < w->absent_count; i++) mem_free(w->absent[i].name);
     mem_free(w->absent);
     mem_free(w->renamed);
+    mem_free(w->whole);
     mem_free(w->shards);
     packed_close(w->packed);
     mem_free(w->tensors);
@@ -148,12 +152,13 @@ int weights_join(struct weights *w, const struct packing *how, struct fault *fau
 /* ---- The text part of a multimodal checkpoint ---- */
 
 #define INSIDE "language_model."
+#define MODEL  "model."
 
 /* Returns the name that a tensor has in a model without other parts: "language_model.model.X" and
  * "model.language_model.X" become "model.X", and so does Nemotron-H's "backbone.X". Names are
  * shortened in their own memory. */
 static const char *text_name(const char *name) {
-    static const char model[] = "model.", *const outer[] = {"model." INSIDE, "backbone."};
+    static const char model[] = MODEL, *const outer[] = {MODEL INSIDE, "backbone."};
     static const char *const encoders[] = {"bert.", "roberta."};
     if (strncmp(name, INSIDE, strlen(INSIDE)) == 0) return name + strlen(INSIDE);
     for (size_t i = 0; i < sizeof encoders / sizeof *encoders; i++)
@@ -177,6 +182,35 @@ static int sort_unique(const struct weights *w, struct fault *fault) {
     return 0;
 }
 
+/* The files of a model that was saved without a head name no "model." in front of its parts. */
+static bool is_headless(const struct weights *w) {
+    static const char *const embeddings[] = {"embed_tokens.weight",
+                                             "embeddings.tok_embeddings.weight"};
+    for (size_t i = 0; i < sizeof embeddings / sizeof *embeddings; i++)
+        if (weights_find(w, embeddings[i]) || weights_absent(w, embeddings[i])) return true;
+    return false;
+}
+
+/* Puts it there, so that a family has one set of names. */
+static int name_whole(struct weights *w, struct fault *fault) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < w->count; i++) bytes += strlen(w->tensors[i].name) + sizeof MODEL;
+    char *to = w->whole = mem_try_alloc(bytes, 1);
+    if (!to) return no_memory(fault);
+    for (size_t i = 0; i < w->count; i++) {
+        const size_t size = strlen(w->tensors[i].name) + sizeof MODEL;
+        snprintf(to, size, MODEL "%s", w->tensors[i].name);
+        w->tensors[i].name = to;
+        to += size;
+    }
+    for (size_t i = 0; i < w->absent_count; i++) {
+        char *name = w->absent[i].name;
+        memmove(name + strlen(MODEL), name, strlen(name) + 1);
+        memcpy(name, MODEL, strlen(MODEL));
+    }
+    return 0;
+}
+
 int weights_take_text(struct weights *w, struct fault *fault) {
     for (size_t i = 0; i < w->count; i++) w->tensors[i].name = text_name(w->tensors[i].name);
     for (size_t i = 0; i < w->absent_count; i++) {
@@ -184,7 +218,56 @@ int weights_take_text(struct weights *w, struct fault *fault) {
         const char *text = text_name(name);
         memmove(name, text, strlen(text) + 1);
     }
+    int rc = sort_unique(w, fault);
+    return !rc && is_headless(w) ? name_whole(w, fault) : rc;
+}
+
+/* ---- Dense modules ---- */
+
+static int name_dense(struct shard *shard, int index, struct fault *fault) {
+    const size_t room = sizeof "dense.0.";
+    size_t bytes = 0;
+    for (size_t i = 0; i < shard->table.count; i++)
+        bytes += strlen(shard->table.tensors[i].name) + room;
+    char *to = shard->named = mem_try_alloc(bytes, 1);
+    if (!to) return no_memory(fault);
+    for (size_t i = 0; i < shard->table.count; i++) {
+        const size_t size = strlen(shard->table.tensors[i].name) + room;
+        snprintf(to, size, "dense.%d.%s", index, shard->table.tensors[i].name);
+        shard->table.tensors[i].name = to;
+        to += size;
+    }
+    return 0;
+}
+
+static int add_tensors(struct weights *w, const struct tensor_file *table, struct fault *fault) {
+    const size_t size = sizeof *w->tensors, before = w->count * size;
+    struct tensor *tensors = mem_try_realloc(w->tensors, before, before + table->count * size);
+    if (!tensors) return no_memory(fault);
+    w->tensors = tensors;
+    for (size_t i = 0; i < table->count; i++) {
+        tensors[w->count++] = table->tensors[i];
+        w->bytes += table->tensors[i].bytes;
+    }
     return sort_unique(w, fault);
+}
+
+int weights_add_dense(struct weights *w, const char *dir, const char *folder, int index,
+                      struct fault *fault) {
+    char path[PATH_MAX], name[32];
+    const size_t size = w->shard_count * sizeof *w->shards;
+    snprintf(name, sizeof name, "dense.%d.linear.weight", index);
+    if (weights_find(w, name)) return 0;
+    const int n = snprintf(path, sizeof path, "%s/%s/model.safetensors", dir, folder);
+    if (n < 0 || (size_t)n >= sizeof path)
+        return fault_set(fault, ERR_LIMIT, "model", "the path is too long");
+    struct shard *shards = mem_try_realloc(w->shards, size, size + sizeof *w->shards);
+    if (!shards) return no_memory(fault);
+    w->shards = shards;
+    struct shard *shard = &shards[w->shard_count++];
+    int rc = open_shard(path, shard, fault);
+    if (!rc) rc = name_dense(shard, index, fault);
+    return rc ? rc : add_tensors(w, &shard->table, fault);
 }
 
 int weights_take_block(struct weights *w, int layer, struct fault *fault) {
@@ -361,8 +444,8 @@ static int find_absent(struct weights *w, const cJSON *map, struct fault *fault)
         const size_t size = strlen(entry->string) + 1;
         if (shard_has(shard, entry->string)) continue;
         struct absent *absent = &w->absent[w->absent_count];
-        if (!(absent->name = mem_try_alloc(size, 1))) return no_memory(fault);
-        memcpy(absent->name, entry->string, size);
+        if (!(absent->name = mem_try_alloc(size + strlen(MODEL), 1))) return no_memory(fault);
+        memcpy(absent->name, entry->string, size); /* name_whole may lengthen it */
         absent->file = shard->name;
         w->absent_count++;
     }

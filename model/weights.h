@@ -67,6 +67,11 @@ int weights_join(struct weights *weights, const struct packing *how, struct faul
 /* Gives the tensors of a directory's language model the names that they have in a model without
  * other parts; tensors of the other parts keep theirs. */
 int weights_take_text(struct weights *weights, struct fault *fault);
+/* Adds the tensors of a Dense module, model.safetensors in that folder of the directory, by names
+ * that begin with "dense.INDEX."; nothing where the table has them, as in directories that keepd
+ * saved. Called before weights_join. */
+int weights_add_dense(struct weights *weights, const char *dir, const char *folder, int index,
+                      struct fault *fault);
 /* Gives the tensors of a directory's block that predicts further tokens, which Qwen3.5 names
  * "mtp...", the names that other families give it: those of layer `layer`. Called once. */
 int weights_take_block(struct weights *weights, int layer, struct fault *fault);

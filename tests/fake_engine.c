@@ -109,6 +109,8 @@ static int env_int(const char *name, int preset) {
     return text ? atoi(text) : preset;
 }
 
+static const struct engine_prompt fake_prompts[] = {{"query", "search: "}, {"document", ""}};
+
 static enum engine_pooling fake_pooling(const char *name) {
     if (getenv("KEEPD_FAKE_NO_VECTORS")) return ENGINE_POOL_NONE;
     return name && strcmp(name, "mean") == 0  ? ENGINE_POOL_MEAN
@@ -142,6 +144,8 @@ static void fill_info(struct engine *e) {
                              .pooling_other = "nothing that is there",
                              .loads_adapters = o->adapter_dir && o->adapter_dir[0],
                              .max_adapters = o->max_adapters,
+                             .prompts = fake_prompts,
+                             .prompt_count = 2,
                              .max_model_len = o->max_model_len ? o->max_model_len : MODEL_LEN,
                              .max_num_seqs = o->max_num_seqs,
                              .max_queue = o->max_queue,

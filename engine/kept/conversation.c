@@ -345,10 +345,17 @@ static void note_miss(struct conversation_match *worst, enum engine_miss reason,
     if (weight[reason] > weight[worst->miss]) worst->miss = reason;
 }
 
+/* Did evictions choose with tokens in view that are dropped now, such as reasoning? What they took
+ * to make room for these is missing. */
+static bool has_gaps(const struct conversation_match *match) {
+    return !match->exact && match->common < match->conv->evicted_at;
+}
+
 static bool is_better(const struct conversation_match *a, const struct conversation_match *b,
                       uint64_t hint) {
     if (!b->conv || a->lost != b->lost) return !b->conv || b->lost;
     if (a->common != b->common) return a->common > b->common;
+    if (has_gaps(a) != has_gaps(b)) return has_gaps(b);
     if (extends(a) != extends(b)) return extends(a);
     if (a->conv->checkpoint != b->conv->checkpoint) return b->conv->checkpoint;
     bool hinted = hint != 0 && a->conv->hint == hint, was = hint != 0 && b->conv->hint == hint;

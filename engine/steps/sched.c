@@ -49,6 +49,9 @@ void sched_open(struct sched *sched, const struct sched_options *options) {
     if (options->width > 0)
         sched->pool_rows =
             mem_must_alloc((size_t)options->width * SCHED_POOL_ROWS, sizeof *sched->pool_rows);
+    if (options->end_vector)
+        sched->pool_vector =
+            mem_must_alloc((size_t)options->vector_width, sizeof *sched->pool_vector);
     if (options->top_max > KERN_TOP_MAX) {
         sched->wide_row = mem_must_alloc((size_t)options->vocab, sizeof *sched->wide_row);
         sched->wide_scratch = mem_must_alloc(kern_alternatives_scratch(options->vocab), 1);
@@ -155,6 +158,7 @@ void sched_close(struct sched *sched) {
     mem_free(sched->samples);
     mem_free(sched->sampled);
     mem_free(sched->pool_rows);
+    mem_free(sched->pool_vector);
     mem_free(sched->wide_row);
     mem_free(sched->wide_scratch);
 }

@@ -28,11 +28,11 @@ static struct pool_part part_of(const struct sequence *seq, const struct kern_sp
     switch (seq->job->request.pooling) {
     case ENGINE_POOL_NONE:
     case ENGINE_POOL_NEXT:
-    case ENGINE_POOL_LABELS:
         break;
     case ENGINE_POOL_LAST:
         return (struct pool_part){span->count - 1, ends ? 1 : 0};
     case ENGINE_POOL_CLS:
+    case ENGINE_POOL_LABELS:
         return (struct pool_part){0, begins ? 1 : 0};
     case ENGINE_POOL_MEAN:
         return (struct pool_part){0, span->count};
@@ -40,15 +40,33 @@ static struct pool_part part_of(const struct sequence *seq, const struct kern_sp
     return (struct pool_part){0, 0};
 }
 
-static void add_pooled(struct engine_job *job, const float *rows, int32_t count, int width) {
-    const int kept = seq_pooled_count(&job->request, width);
-    for (int32_t row = 0; row < count; row++, rows += width)
-        for (int i = 0; i < kept; i++) {
-            if (job->pooled_sum)
-                job->pooled_sum[i] += (double)rows[i];
-            else
-                job->pooled[i] = rows[i];
-        }
+/* The first numbers of a vector depend on no others, unless it is a product of all of them. */
+static int summed_count(const struct sched_options *options, const struct engine_job *job) {
+    return options->end_vector ? options->width
+                               : seq_pooled_count(&job->request, options->vector_width);
+}
+
+/* Keeps what is wanted of the vector that the pooled hidden states give. */
+static int take_vector(struct sched *sched, struct engine_job *job, const float *pooled) {
+    const struct sched_options *options = &sched->options;
+    const int kept = seq_pooled_count(&job->request, options->vector_width);
+    int rc = 0;
+    if (options->end_vector) {
+        rc = options->end_vector(options->model, pooled, sched->pool_vector);
+        pooled = sched->pool_vector;
+    }
+    for (int i = 0; i < kept && rc == 0; i++) job->pooled[i] = pooled[i];
+    return rc;
+}
+
+/* Without sums, `rows` is the one row that the vector is made of. */
+static int add_pooled(struct sched *sched, struct engine_job *job, const float *rows,
+                      int32_t count) {
+    const int summed = summed_count(&sched->options, job);
+    if (!job->pooled_sum) return take_vector(sched, job, rows);
+    for (int32_t row = 0; row < count; row++, rows += sched->options.width)
+        for (int i = 0; i < summed; i++) job->pooled_sum[i] += (double)rows[i];
+    return 0;
 }
 
 static void check_pooled(struct sequence *seq, int kept) {
@@ -65,28 +83,17 @@ static void check_pooled(struct sequence *seq, int kept) {
 
 /* The prompt is read. Overflow or broken weights may have left what is not a number. The sums go:
  * the job's vector may wait for those of many other texts. */
-static void end_pooled(struct sequence *seq, int width) {
-    struct engine_job *job = seq->job;
-    const int kept = seq_pooled_count(&job->request, width);
-    for (int i = 0; i < kept && job->pooled_sum; i++)
-        job->pooled[i] = (float)(job->pooled_sum[i] / seq->prompt_count);
-    mem_free(job->pooled_sum);
-    job->pooled_sum = NULL;
-    check_pooled(seq, kept);
-}
-
-/* A classifier reads the first row alone, of a text that is read in one step. */
-static int classify_span(struct sched *sched, const struct kern_span *span, struct sequence *seq,
-                         const float *hidden) {
+static int end_pooled(struct sched *sched, struct sequence *seq) {
     const struct sched_options *options = &sched->options;
     struct engine_job *job = seq->job;
-    CHECK(job->request.pooling == ENGINE_POOL_LABELS && job->request.dimensions == 0);
-    CHECK(span->count == seq->prompt_count);
-    int rc = options->kern->ops->download(options->kern, sched->pool_rows,
-                                          hidden + (ptrdiff_t)span->row * options->width,
-                                          (size_t)options->width * sizeof *hidden);
-    if (rc == 0) rc = options->model_classify(options->model, sched->pool_rows, job->pooled);
-    if (rc == 0) check_pooled(seq, options->labels);
+    const int summed = summed_count(options, job);
+    int rc = 0;
+    for (int i = 0; i < summed && job->pooled_sum; i++)
+        sched->pool_rows[i] = (float)(job->pooled_sum[i] / seq->prompt_count);
+    if (job->pooled_sum) rc = take_vector(sched, job, sched->pool_rows);
+    mem_free(job->pooled_sum);
+    job->pooled_sum = NULL;
+    if (rc == 0) check_pooled(seq, seq_pooled_count(&job->request, options->vector_width));
     return rc;
 }
 
@@ -96,17 +103,15 @@ static int pool_span(struct sched *sched, const struct kern_span *span, struct s
     const int width = sched->options.width;
     const struct pool_part part = part_of(seq, span);
     CHECK(sched->pool_rows && seq->job->pooled);
-    if (sched->options.model_classify) return classify_span(sched, span, seq, hidden);
     for (int32_t done = 0, count; done < part.count; done += count) {
         const size_t row = (size_t)span->row + (size_t)part.first + (size_t)done;
         count = part.count - done < SCHED_POOL_ROWS ? part.count - done : SCHED_POOL_ROWS;
         int rc = kern->ops->download(kern, sched->pool_rows, hidden + row * (size_t)width,
                                      (size_t)count * (size_t)width * sizeof *hidden);
+        if (rc == 0) rc = add_pooled(sched, seq->job, sched->pool_rows, count);
         if (rc != 0) return rc;
-        add_pooled(seq->job, sched->pool_rows, count, width);
     }
-    if (span->pos + span->count == seq->prompt_count) end_pooled(seq, width);
-    return 0;
+    return span->pos + span->count == seq->prompt_count ? end_pooled(sched, seq) : 0;
 }
 
 int sched_pool_rows(struct sched *sched, const struct sched_step *step, const float *hidden) {

@@ -80,11 +80,12 @@ int seq_pooled_count(const struct engine_request *request, int width) {
     return request->dimensions > 0 ? request->dimensions : width;
 }
 
-static int alloc_pooled(struct engine_job *job, int width) {
+static int alloc_pooled(struct engine_job *job, int width, int summed) {
     const size_t count = (size_t)seq_pooled_count(&job->request, width);
     job->pooled = mem_try_alloc(count, sizeof *job->pooled);
     if (job->pooled && job->request.pooling == ENGINE_POOL_MEAN)
-        job->pooled_sum = mem_try_alloc(count, sizeof *job->pooled_sum);
+        job->pooled_sum =
+            mem_try_alloc(summed > 0 ? (size_t)summed : count, sizeof *job->pooled_sum);
     return !job->pooled || (job->request.pooling == ENGINE_POOL_MEAN && !job->pooled_sum)
                ? ERR_NOMEM
                : 0;
@@ -94,7 +95,8 @@ int seq_job_choices(const struct engine_request *request) {
     return request->choices > 0 ? request->choices : 1;
 }
 
-int seq_job_alloc(struct engine_job *job, size_t token_bytes_max, int64_t streams, int width) {
+int seq_job_alloc(struct engine_job *job, size_t token_bytes_max, int64_t streams, int width,
+                  int summed) {
     const struct engine_request *request = &job->request;
     int count = seq_job_choices(request), rc = 0;
     if (request->prompt_count < 1 || request->max_tokens < 0) return ERR_INVALID;
@@ -109,7 +111,7 @@ int seq_job_alloc(struct engine_job *job, size_t token_bytes_max, int64_t stream
     for (int i = 0; i < count && rc == 0; i++)
         rc = alloc_choice(&job->choice[i], request, token_bytes_max);
     if (rc == 0 && request->prompt_logprobs) rc = alloc_prompt(job);
-    if (rc == 0 && request->pooling) rc = alloc_pooled(job, width);
+    if (rc == 0 && request->pooling) rc = alloc_pooled(job, width, summed);
     if (rc == 0 && request->kv.live) rc = publish_live_open(job, (size_t)streams);
     if (rc != 0) engine_job_close(job);
     return rc;

@@ -90,8 +90,10 @@ void seq_evicted(struct sequence *seq);
 /* Numbers of the job's vector, of a model whose vectors have `width`. */
 int seq_pooled_count(const struct engine_request *request, int width);
 /* Output arrays of a job, sized for the whole answer; `streams`: those of one sequence; `width`:
- * numbers of a vector, 0 where there are none. ERR_NOMEM frees what was taken. */
-int seq_job_alloc(struct engine_job *job, size_t token_bytes_max, int64_t streams, int width);
+ * numbers of a vector, 0 where there are none; `summed`: those of a hidden state, where a vector
+ * needs all of them, else 0. ERR_NOMEM frees what was taken. */
+int seq_job_alloc(struct engine_job *job, size_t token_bytes_max, int64_t streams, int width,
+                  int summed);
 
 /* Prepares a free sequence for choice `index` of `job`, with nothing cached, no slot and no leader.
  * ERR_NOMEM leaves it free. */

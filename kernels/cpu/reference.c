@@ -30,8 +30,9 @@ static void reference_glu(float *y, const float *gate, const float *up, int coun
             y[i] = (g < 0 ? 0 : g) * u; /* a NaN stays one */
             continue;
         }
-        if (activation == KERN_NORMAL) {
-            y[i] = 0.5f * erfcf(g * -0.707106781f) * u;
+        if (activation == KERN_NORMAL || activation == KERN_GELU) {
+            const float times = activation == KERN_GELU ? g * u : u;
+            y[i] = 0.5f * erfcf(g * -0.707106781f) * times;
             continue;
         }
         if (activation == KERN_SWIGLU_CLAMPED) {

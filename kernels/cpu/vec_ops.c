@@ -73,6 +73,7 @@ static v16 normal_times(v16 gate, v16 up) {
 
 static v16 gated(v16 gate, v16 up, enum kern_activation activation) {
     if (activation == KERN_NORMAL) return normal_times(gate, up);
+    if (activation == KERN_GELU) return normal_times(gate, v16_mul(gate, up));
     if (activation == KERN_SIGMOID) return sigmoid_times(gate, up);
     if (activation == KERN_RELU) return v16_mul(v16_max(v16_set(0), gate), up); /* keeps NaN */
     if (activation == KERN_SWIGLU_CLAMPED) return clamped_times(gate, up);

@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <nettle/base64.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/json.h"
@@ -18,6 +19,7 @@ static const struct oai_field fields[] = {
     {"dimensions", OAI_ANY},
     {"user", OAI_ANY},
     {"normalize", OAI_ANY},
+    {"prompt_name", OAI_ANY},
     {"add_special_tokens", OAI_ANY},
     {"truncate_prompt_tokens", OAI_ANY},
     {"priority", OAI_ANY},
@@ -70,13 +72,47 @@ static int read_vector_encoding(struct oai_reader *r) {
                        format);
 }
 
+static int refuse_prompt_name(const struct oai_reader *r, const char *name) {
+    const struct engine_info *info = r->rules->info;
+    char names[256] = "";
+    size_t used = 0;
+    for (int i = 0; i < info->prompt_count && used < sizeof names; i++)
+        used += (size_t)snprintf(names + used, sizeof names - used, "%s\"%.40s\"", i ? ", " : "",
+                                 info->prompts[i].name);
+    return oai_invalid(r, "prompt_name", "\"%.40s\" is no prompt of the model's files; %s%s", name,
+                       names[0] ? "they have " : "they name none", names);
+}
+
+/* Puts a prompt that the model's files name in front of the texts, as sentence-transformers does. */
+static int read_prompt_name(struct oai_reader *r) {
+    const struct engine_info *info = r->rules->info;
+    const char *name = NULL;
+    int i = 0;
+    if (oai_get_str(r, NULL, r->body, "prompt_name", &name)) return -1;
+    if (!name) return 0;
+    while (i < info->prompt_count && strcmp(info->prompts[i].name, name) != 0) i++;
+    if (i == info->prompt_count) return refuse_prompt_name(r, name);
+    const char *before = info->prompts[i].text;
+    for (i = 0; i < r->out->prompt_count; i++) {
+        struct oai_prompt *prompt = &r->out->prompts[i];
+        if (!prompt->text)
+            return oai_invalid(r, "prompt_name", "a prompt is put in front of texts, not of ids");
+        const size_t size = strlen(before) + strlen(prompt->text) + 1;
+        char *text = arena_alloc(r->arena, size, 1);
+        if (!text) return oai_no_memory(r);
+        snprintf(text, size, "%s%s", before, prompt->text);
+        prompt->text = text;
+    }
+    return 0;
+}
+
 static int parse(struct oai_reader *r) {
     struct oai_request *out = r->out;
     bool normalise = true;
     const char *unused = NULL;
     out->dimensions = r->rules->info->width;
     if (oai_read_pooling(r) || oai_read_texts(r, "input", OAI_INPUTS_MAX) ||
-        read_vector_encoding(r) ||
+        read_prompt_name(r) || read_vector_encoding(r) ||
         oai_get_int(r, NULL, r->body, "dimensions", 1, out->dimensions, &out->dimensions) ||
         oai_get_bool(r, NULL, r->body, "normalize", &normalise) || oai_read_truncation(r) ||
         oai_get_str(r, NULL, r->body, "user", &unused))

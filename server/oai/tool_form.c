@@ -317,7 +317,12 @@ static bool is_blank_mark(char c) {
     return c == ' ' || c == '\n';
 }
 
-static bool ends_mark(char before, char c) {
+/* Returns whether a mark that began earlier ends in front of `at`. MiniMax M3's ]<]minimax[>[ is a
+ * part of one, not three. */
+static bool ends_mark(const char *begin, const char *at) {
+    const char before = at[-1], c = *at;
+    if (c == '<' && at[1] == ']') return false;
+    if (c == '[' && at - begin > 1 && at[-2] == '[') return false;
     return (before == '>' && (c == '<' || c == '[' || c == '{')) ||
            ((before == ']' || before == '}') && c == '<');
 }
@@ -327,7 +332,7 @@ static bool next_mark(const char **text, struct tool_mark *mark) {
     const char *at = *text;
     while (is_blank_mark(*at)) at++;
     mark->text = at;
-    while (*at && *at != '\n' && !(at > mark->text && ends_mark(at[-1], *at))) at++;
+    while (*at && *at != '\n' && !(at > mark->text && ends_mark(mark->text, at))) at++;
     *text = at;
     while (at > mark->text && is_blank_mark(at[-1])) at--;
     mark->size = (size_t)(at - mark->text);

@@ -15,10 +15,25 @@ from conftest import ROOT, start_on
 
 sys.path.insert(0, str(ROOT / "tests/python"))
 from encoder import WORDS, Encoder, to_gguf, write_model  # noqa: E402
+from windowed_encoder import WINDOWED, WindowedEncoder, add_modules, end_vector, windowed_to_gguf, write_windowed  # noqa: E402
 
 TEXTS = ["The code of the garage is 4815.", "a", "Wer wohnt in Lissabon? Café, naïve ÉTÉ!", "0123456789 " * 9,
          "  spaces  and\nlines\t", "東京 is a city; ж 🙂", "x" * 120, "the coding coded garage's code " * 5]
 KINDS = ["bert", "roberta", "xlm-roberta", "nomic_bert"]
+ARCHES = {"bert": "bert", "nomic_bert": "nomic-bert", "modernbert": "modern-bert", "gemma3_text": "gemma-embedding"}
+
+
+def write(directory, kind, **fields):
+    return (write_windowed if kind in WINDOWED else write_model)(directory, kind, **fields)
+
+
+def reference(model):
+    kind = json.loads((model / "config.json").read_text())["model_type"]
+    return (WindowedEncoder if kind in WINDOWED else Encoder)(model)
+
+
+def as_gguf(model, kind, path, **metadata):
+    return (windowed_to_gguf if kind in WINDOWED else to_gguf)(model, path, **metadata)
 
 
 def embed(d, text, status=200, **fields):
@@ -35,34 +50,48 @@ def ids_of(d, text):
     return requests.post(f"{d.url}/tokenize", json={"prompt": text}, timeout=60).json()["tokens"]
 
 
-def check_vectors(d, model, texts=TEXTS, how="mean", most=2e-5):
+def check_vectors(d, model, texts=TEXTS, how="mean", most=2e-5, ending=lambda vector: vector):
     for text in texts:
         states = model.hidden(ids_of(d, text))
-        wanted = states.mean(0) if how == "mean" else states[0] if how == "cls" else states[-1]
+        wanted = ending(states.mean(0) if how == "mean" else states[0] if how == "cls" else states[-1])
         [raw] = embed(d, text, normalize=False)
         assert np.abs(numbers(raw) - wanted).max() <= most * np.abs(states).max(), text
         [unit] = embed(d, text)
         assert numbers(unit) @ wanted / np.linalg.norm(wanted) > 1 - 1e-6
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS + WINDOWED)
 def test_vectors_are_those_of_an_independent_model(daemon, tmp_path, kind):
-    model = write_model(tmp_path / "model", kind)
-    check_vectors(daemon("--model", str(model)), Encoder(model))
+    model = write(tmp_path / "model", kind)
+    check_vectors(daemon("--model", str(model)), reference(model))
 
 
+def test_names_and_words_of_other_files(daemon, tmp_path):
+    """Files with a head have another prefix; newer configurations list the layers and their rotations."""
+    ropes = {"full_attention": {"rope_type": "default", "rope_theta": 160000.0},
+             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
+    other = {"architectures": ["ModernBertForMaskedLM"], "global_rope_theta": None, "local_rope_theta": None,
+             "rope_parameters": ropes, "global_attn_every_n_layers": None,
+             "layer_types": [("sliding" if i % 3 else "full") + "_attention" for i in range(4)]}
+    plain, masked = write(tmp_path / "plain", "modernbert"), write(tmp_path / "masked", "modernbert", prefix="model.", **other)
+    assert embed(daemon("--model", str(masked)), TEXTS) == embed(daemon("--model", str(plain)), TEXTS)
+    plain, whole = write(tmp_path / "gemma", "gemma3_text"), write(tmp_path / "whole", "gemma3_text", prefix="model.")
+    assert embed(daemon("--model", str(whole)), TEXTS) == embed(daemon("--model", str(plain)), TEXTS)
+
+
+@pytest.mark.parametrize("kind", ["bert", *WINDOWED])
 @pytest.mark.parametrize("path", ["reference", "portable", "avx2", "avx512"])
-def test_every_path(daemon, tmp_path, path):
-    model = write_model(tmp_path / "model")
+def test_every_path(daemon, tmp_path, path, kind):
+    model = write(tmp_path / "model", kind)
     for how in ("cls", "last"):
         d = start_on(daemon, path, "--model", str(model), "--pooling", how)
-        check_vectors(d, Encoder(model), TEXTS[:3], how)
+        check_vectors(d, reference(model), TEXTS[:4], how)
 
 
-@pytest.mark.parametrize("kind", ["bert", "nomic_bert"])
+@pytest.mark.parametrize("kind", ["bert", "nomic_bert", *WINDOWED])
 def test_a_vector_depends_on_its_text_alone(daemon, tmp_path, kind):
     """Bit by bit: alone, in a batch, in any order, from many clients, in short steps, on other numbers of threads and ranks."""
-    model = write_model(tmp_path / "model", kind)
+    model = write(tmp_path / "model", kind)
     d = daemon("--model", str(model))
     texts = TEXTS * 3
     alone = [embed(d, text)[0] for text in texts]
@@ -78,16 +107,57 @@ def test_a_vector_depends_on_its_text_alone(daemon, tmp_path, kind):
     assert pool["pages_used"] == 0 and pool["pages_reserved"] == 0 and d.kv()["conversation_count"] == 0
 
 
-@pytest.mark.parametrize("kind", ["bert", "nomic_bert"])
+@pytest.mark.parametrize("kind", ARCHES)
 def test_gguf_files_are_the_same(daemon, tmp_path, kind):
-    model = write_model(tmp_path / "model", kind)
-    whole, file = daemon("--model", str(model)), daemon("--model", str(to_gguf(model, tmp_path / "model.gguf")))
+    model = write(tmp_path / "model", kind)
+    whole, file = daemon("--model", str(model)), daemon("--model", str(as_gguf(model, kind, tmp_path / "model.gguf")))
     for text in TEXTS + ["[CLS] is a token", "naïve"]:
         assert ids_of(file, text) == ids_of(whole, text)
     assert embed(file, TEXTS) == embed(whole, TEXTS)
-    first = daemon("--model", str(to_gguf(model, tmp_path / "cls.gguf", **{
-        f"{'bert' if kind == 'bert' else 'nomic-bert'}.pooling_type": 2})))
-    check_vectors(first, Encoder(model), TEXTS[:2], "cls")
+    first = daemon("--model", str(as_gguf(model, kind, tmp_path / "cls.gguf", **{f"{ARCHES[kind]}.pooling_type": 2})))
+    check_vectors(first, reference(model), TEXTS[:2], "cls")
+
+
+EMBEDDING_GEMMA = [(96, False, "linear.Identity"), (48, False, "linear.Identity")]
+
+
+@pytest.mark.parametrize("kind, pooling, dense", [("gemma3_text", "mean", EMBEDDING_GEMMA), ("bert", "cls", [(24, True, "activation.Tanh")]),
+                                                  ("modernbert", "mean", [(40, True, "linear.Identity"), (64, False, "activation.Tanh")])])
+def test_dense_modules(daemon, tmp_path, kind, pooling, dense):
+    """Products behind the pooled vector, whose numbers `dimensions` shortens."""
+    model = add_modules(write(tmp_path / "model", kind), *dense, pooling=pooling)
+    d, width = daemon("--model", str(model)), dense[-1][0]
+    check_vectors(d, reference(model), how=pooling, ending=lambda vector: end_vector(model, vector))
+    alone = [embed(d, text)[0] for text in TEXTS]
+    assert embed(d, TEXTS) == alone and all(len(v) == 4 * width for v in alone)
+    assert embed(daemon("--model", str(model), "--tensor-parallel-size", "2", "--threads", "3"), TEXTS) == alone
+    assert requests.get(f"{d.url}/server_info", timeout=60).json()["embedding_width"] == width
+    whole, short = embed(d, TEXTS, normalize=False), embed(d, TEXTS, normalize=False, dimensions=16)
+    assert [v[:64] for v in whole] == short
+    assert "dimensions" in embed(d, "a", status=400, dimensions=width + 1)["param"]
+    if kind == "gemma3_text":
+        file = daemon("--model", str(as_gguf(model, kind, tmp_path / "model.gguf")))
+        assert embed(file, TEXTS) == alone
+    (model / "2_Dense/model.safetensors").unlink()
+    assert "2_Dense/model.safetensors" in embed(daemon("--model", str(model)), "a", status=400)["message"]
+
+
+def test_prompts(daemon, tmp_path):
+    model = add_modules(write(tmp_path / "model", "gemma3_text"), *EMBEDDING_GEMMA)
+    prompts = {"query": "task: search result | query: ", "document": "title: none | text: "}
+    (model / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts, "default_prompt_name": None}))
+    d = daemon("--model", str(model))
+    for name, prompt in prompts.items():
+        assert embed(d, TEXTS, prompt_name=name) == embed(d, [prompt + text for text in TEXTS])
+    assert "query" in embed(d, "a", status=400, prompt_name="other")["message"]
+
+
+def test_a_saved_model_has_its_modules(daemon, tmp_path):
+    model = add_modules(write(tmp_path / "model", "gemma3_text"), *EMBEDDING_GEMMA, pooling="cls")
+    binary = os.environ.get("KEEPD_BIN", str(ROOT / "build/keepd"))
+    saved = tmp_path / "saved"
+    subprocess.run([binary, "--model", str(model), "--quantization", "q8", "--quantize-to", str(saved)], check=True, timeout=120)
+    assert embed(daemon("--model", str(saved)), TEXTS) == embed(daemon("--model", str(model), "--quantization", "q8"), TEXTS)
 
 
 def test_lengths(daemon, tmp_path):
@@ -167,10 +237,15 @@ def test_a_classifier_of_several_labels(daemon, tmp_path):
 
 def test_files_that_are_refused(tmp_path):
     binary = os.environ.get("KEEPD_BIN", str(ROOT / "build/keepd"))
-    for fields, said in (({"hidden_act": "relu"}, "hidden_act"), ({"is_decoder": True}, "is_decoder"),
-                         ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
-                         ({"max_position_embeddings": 161}, "position_embeddings.weight")):
-        model = write_model(tmp_path / said, **fields)
+    for kind, fields, said in (("bert", {"hidden_act": "relu"}, "hidden_act"), ("bert", {"is_decoder": True}, "is_decoder"),
+                               ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
+                               ("bert", {"max_position_embeddings": 161}, "position_embeddings.weight"),
+                               ("modernbert", {"norm_bias": True}, "norm_bias"),
+                               ("modernbert", {"attention_bias": True}, "attention_bias"),
+                               ("modernbert", {"mlp_bias": True}, "mlp_bias"),
+                               ("modernbert", {"hidden_activation": "silu"}, "hidden_act"),
+                               ("gemma3_text", {"use_bidirectional_attention": "some"}, "use_bidirectional_attention")):
+        model = write(tmp_path / said, kind, **fields)
         r = subprocess.run([binary, "--model", str(model), "--check-config"], capture_output=True, text=True, timeout=60)
         assert r.returncode != 0 and said in r.stderr + r.stdout, (said, r.stderr)
 

@@ -48,6 +48,16 @@ def test_a_vector_for_each_text(shared):
     assert embed(shared, ids) == both and embed(shared, ids[0]) == one
 
 
+def test_prompts_by_name(shared):
+    """Prompts of the model's files are put in front of texts, and of nothing else."""
+    assert embed(shared, ["abc", "def"], prompt_name="query") == embed(shared, ["search: abc", "search: def"])
+    assert embed(shared, "abc", prompt_name="document") == embed(shared, "abc", prompt_name=None) == embed(shared, "abc")
+    e = error(shared.post(PATH, {"input": "a", "prompt_name": "other"}), 400, "prompt_name")
+    assert "query" in e["message"] and "document" in e["message"]
+    error(shared.post(PATH, {"input": [1, 2], "prompt_name": "query"}), 400, "prompt_name")
+    error(shared.post(PATH, {"input": "a", "prompt_name": 1}), 400, "prompt_name")
+
+
 def test_shape(shared):
     r = shared.post(PATH, {"input": ["abc", "de"], "user": "somebody", "unknown": 1})
     answer = r.json()

@@ -244,6 +244,15 @@ def write_gguf(path, metadata, tensors):
     return path
 
 
+def wordpiece_metadata():
+    """The tokenizer of the tiny models."""
+    words = [w if w.startswith("[") and w.endswith("]") else w[2:] if w.startswith("##") else "\u2581" + w for w in WORDS]
+    return {"tokenizer.ggml.model": "bert", "tokenizer.ggml.tokens": words,
+            "tokenizer.ggml.token_type": [3] * 5 + [1] * (len(words) - 5), "tokenizer.ggml.bos_token_id": 2,
+            "tokenizer.ggml.eos_token_id": 3, "tokenizer.ggml.cls_token_id": 2, "tokenizer.ggml.seperator_token_id": 3,
+            "tokenizer.ggml.unknown_token_id": 1, "tokenizer.ggml.padding_token_id": 0}
+
+
 def to_gguf(directory, path, **metadata):
     """Converts a tiny model, as converters do: WordPiece's names, positions without those that are skipped."""
     c = json.loads((directory / "config.json").read_text())
@@ -252,16 +261,12 @@ def to_gguf(directory, path, **metadata):
     tensors = {gguf_name(n): t.astype(np.float32) for n, t in load_tensors(directory / "model.safetensors").items()}
     if "position_embd.weight" in tensors and "roberta" in c["model_type"]:
         tensors["position_embd.weight"] = tensors["position_embd.weight"][c["pad_token_id"] + 1:]
-    words = [w if w.startswith("[") and w.endswith("]") else w[2:] if w.startswith("##") else "\u2581" + w for w in WORDS]
     values = {"general.architecture": arch, f"{arch}.block_count": SIZES["num_hidden_layers"],
               f"{arch}.context_length": 160, f"{arch}.embedding_length": SIZES["hidden_size"],
               f"{arch}.feed_forward_length": SIZES["intermediate_size"],
               f"{arch}.attention.head_count": SIZES["num_attention_heads"], f"{arch}.attention.layer_norm_epsilon": 1e-12,
-              f"{arch}.attention.causal": False, f"{arch}.pooling_type": 1, "tokenizer.ggml.model": "bert",
-              "tokenizer.ggml.tokens": words, "tokenizer.ggml.token_type": [3] * 5 + [1] * (len(words) - 5),
-              "tokenizer.ggml.bos_token_id": 2, "tokenizer.ggml.eos_token_id": 3, "tokenizer.ggml.cls_token_id": 2,
-              "tokenizer.ggml.seperator_token_id": 3, "tokenizer.ggml.unknown_token_id": 1,
-              "tokenizer.ggml.padding_token_id": 0, "tokenizer.ggml.token_type_count": c["type_vocab_size"]}
+              f"{arch}.attention.causal": False, f"{arch}.pooling_type": 1, **wordpiece_metadata(),
+              "tokenizer.ggml.token_type_count": c["type_vocab_size"]}
     if nomic:
         values[f"{arch}.rope.freq_base"] = 1000.0
     return write_gguf(path, {**values, **metadata}, tensors)

@@ -552,6 +552,7 @@ void world_open(struct world *w, const struct world_options *options) {
                   .sliding_layers = o->sliding_window > 0 ? (WORLD_LAYERS + 1) / 2 : 0},
         .vocab = WORLD_VOCAB,
         .width = WORLD_HIDDEN,
+        .vector_width = WORLD_HIDDEN,
         .top_max = WORLD_VOCAB,
         .pages_total = o->pages,
         .page_bytes = info.page_bytes,
@@ -595,7 +596,7 @@ void world_close(struct world *w) {
 
 int world_submit(struct world *w, struct engine_job *job) {
     int rc = sched_resolve_job(&w->sched.options.kv, job, &job->fault);
-    if (rc == 0) rc = seq_job_alloc(job, 1, WORLD_STREAMS, WORLD_HIDDEN);
+    if (rc == 0) rc = seq_job_alloc(job, 1, WORLD_STREAMS, WORLD_HIDDEN, 0);
     if (rc != 0) return rc;
     atomic_fetch_add(&w->places, 1);
     atomic_fetch_add(&w->pending, 1);

@@ -99,6 +99,7 @@ static const struct words {
      false,
      false},
     {" gpt-2 gpt2 phi-2 mpt olmo exaone4 ", {tok_regex_gpt2}, false, false, false},
+    {" modern-bert ", {tok_regex_gpt2}, true, false, true},
     {" tekken ", {tekken}, false, true, true},
     {" gpt-4o llama4 ", {gpt4o}, false, false, false},
     {" deepseek-coder ",

@@ -176,7 +176,7 @@ Test(hub_name, modules) {
     make_tree("config.json 1 model.safetensors 100 1_Pooling/config.json 1 2_Dense/config.json 1 "
               "modules.json 1 2_Dense/model.safetensors 50 a/b/config.json 1 a/xconfig.json 1");
     cr_expect_str_eq(chosen(""), "directory");
-    cr_expect_eq(wanted_count(), 6);
+    cr_expect_eq(wanted_count(), 7);
     hub_tree_close(&tree);
 }
 

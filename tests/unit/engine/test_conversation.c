@@ -271,6 +271,33 @@ Test(conversation, states_are_continued_at_their_end_alone) {
     conversation_table_close(&t);
 }
 
+/* The whole answer is dropped, reasoning and all, after an eviction in it that took entries of the
+ * prompt. The checkpoint at the prompt's end has them, and saves as many tokens. */
+Test(conversation, a_checkpoint_goes_before_a_turn_that_made_room_for_what_is_dropped) {
+    const struct kv_params kv = kv_of("streaming", 64);
+    for (int dropped = 0; dropped < 2; dropped++) {
+        struct conversation_table t;
+        int32_t tokens[60], common;
+        enum engine_miss miss;
+        for (int i = 0; i < 60; i++) tokens[i] = i;
+        conversation_table_open(&t, 2, false);
+        add(&t, 1, kv, tokens, 56, 32, 0);
+        t.all[0].evicted_at = 48;
+        add(&t, 1, kv, tokens, 32, 32, 1);
+        t.all[1].checkpoint = t.all[1].exact = true;
+        tokens[dropped ? 32 : 33] = 99;
+        struct conversation *conv = find(&t, 1, kv, tokens, 60, &common, &miss);
+        cr_assert_not_null(conv);
+        cr_expect_eq(conv->slot, dropped);
+        cr_expect_eq(common, dropped ? 32 : 33);
+        t.all[0].evicted_at = 32; /* nothing since then: the turn is what it would have been */
+        t.all[0].exact = true;
+        conv = find(&t, 1, kv, tokens, 60, &common, &miss);
+        cr_expect(conv && conv->slot == 0 && common == (dropped ? 32 : 33));
+        conversation_table_close(&t);
+    }
+}
+
 /* The end of an answer is dropped after an eviction in it. Entries that had left a sliding window
  * by then are gone, although the next query would see them; a checkpoint from before has them. */
 Test(conversation, a_checkpoint_goes_before_a_turn_that_lost_its_window) {

@@ -291,7 +291,7 @@ Test(sched, a_text_keeps_the_numbers_that_are_asked_for) {
     }
     struct engine_job job = text_of(2, 90, ENGINE_POOL_MEAN);
     job.request.dimensions = WORLD_HIDDEN + 1;
-    cr_expect_eq(seq_job_alloc(&job, 1, WORLD_STREAMS, WORLD_HIDDEN), ERR_INVALID);
+    cr_expect_eq(seq_job_alloc(&job, 1, WORLD_STREAMS, WORLD_HIDDEN, 0), ERR_INVALID);
 }
 
 static void one_vector(int count, enum engine_pooling pooling, float *out) {

@@ -109,6 +109,29 @@ static struct engine_job run_prompt(struct world *w, const int32_t *prompt, int 
     return job;
 }
 
+/* A template leaves reasoning out of the next prompt, and the answer behind it is read again. With
+ * a budget the reasoning had taken the place of entries of the prompt; they are back. */
+Test(cuts, an_answer_that_is_dropped_leaves_no_gaps) {
+    static const char *const some[] = {"streaming", "global", "trimkv"};
+    static int32_t next[140];
+    for (size_t p = 0; p < sizeof some / sizeof *some; p++) {
+        struct engine_kv kv = kv_of(some[p], 20, 8, 128);
+        struct world w;
+        world_open(&w, &(struct world_options){
+                           .pages = 600, .sequences = 1, .conversations = 8, .rows = 70});
+        struct engine_job first = run(&w, 0, 99, 100, 60, &kv);
+        memcpy(next, first.request.prompt, 100 * sizeof *next);
+        for (int i = 0; i < 40; i++) next[100 + i] = 1 + i % 7;
+        next[100] = first.choice[0].tokens[0].token == 1 ? 2 : 1;
+        struct engine_job second = run_prompt(&w, next, 140, 30, &kv);
+        cr_assert_eq(second.cached_tokens, 100, "%s", some[p]);
+        world_close(&w);
+        expect_as_alone(&second, 70, 0);
+        engine_job_close(&first);
+        engine_job_close(&second);
+    }
+}
+
 /* A turn that drops the end of an answer drops the evictions of that end: a later cut of the turn
  * reserves and evicts as the turn itself did. */
 Test(cuts, an_eviction_of_dropped_tokens_is_none_of_the_new_turn) {

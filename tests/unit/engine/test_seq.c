@@ -41,7 +41,7 @@ static void open_with(struct fixture *f, struct engine_request request) {
     if (request.repetition == 0) request.repetition = 1;
     f->job.request = request;
     struct kv_params kv = {.policy = policy_find("full")};
-    cr_assert_eq(seq_job_alloc(&f->job, 3, 4, 0), 0);
+    cr_assert_eq(seq_job_alloc(&f->job, 3, 4, 0, 0), 0);
     cr_assert_eq(seq_open(&f->seq, &f->job, 0, &kv, &text), 0);
 }
 
@@ -280,7 +280,7 @@ Test(seq, every_failed_allocation_leaves_nothing) {
         struct engine_job job = {.request = request};
         struct sequence seq = {0};
         mem_fail_after(n);
-        int rc = seq_job_alloc(&job, 3, 4, 0);
+        int rc = seq_job_alloc(&job, 3, 4, 0, 0);
         if (rc == 0) rc = seq_open(&seq, &job, 0, &kv, &text);
         bool failed = !mem_fail_pending();
         mem_fail_after(-1);

@@ -785,6 +785,7 @@ Test(tool_calls, tags_that_nest) {
          "<f|{\"a\": {\"b\": [[\"<i>\"]]}, \"d\": null}>!"},
         {CALL(IN("l", "") IN("i", "{\"x\": 1}") IN("s", "")),
          "<f|{\"l\": [], \"i\": {\"x\": 1}, \"s\": \"\"}>!"},
+        {CALL(IN("s", "a") " ] " IN("n", "12") "]"), "<f|{\"s\": \"a\", \"n\": 12}>!"},
         {NS "<tool_call>\n" NS "<invoke name=\"f\">" NS "<a>" NS "<b>x", "<f|{\"a\": {\"b\": \"x>"},
     };
     static const struct tool_parameter some[] = {
