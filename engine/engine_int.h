@@ -27,7 +27,7 @@ struct engine {
     struct text text;
     int32_t ends[ENGINE_ENDS_MAX]; /* the tokens that end an answer */
     int end_count;
-    int *layer_heads; /* info.layer_heads; owned */
+    int *layer_heads;              /* info.layer_heads; owned */
     struct engine_prompt *prompts; /* info.prompts; owned, without their texts */
     struct draft_plan draft;
     struct constraint_table constraints;

@@ -39,8 +39,7 @@ static int refuse_biases(const cJSON *root, struct fault *fault) {
         bool bias = false;
         int rc = json_bool(root, NULL, names[i], &bias, fault);
         if (rc) return rc;
-        if (bias)
-            return fault_set(fault, ERR_UNSUPPORTED, names[i], "true is not supported");
+        if (bias) return fault_set(fault, ERR_UNSUPPORTED, names[i], "true is not supported");
     }
     return 0;
 }

@@ -34,7 +34,8 @@ int dense_width(const struct model_config *config) {
 struct model_ending model_ending(const struct model_config *config) {
     const struct pooling_dense *dense = config->pooling.dense;
     if (config->classifies)
-        return (struct model_ending){2, {config->d_model, config->classifier.labels}, {true, false}};
+        return (struct model_ending){
+            2, {config->d_model, config->classifier.labels}, {true, false}};
     return (struct model_ending){dense[0].there + dense[1].there,
                                  {dense[0].width, dense[1].width},
                                  {dense[0].tanh, dense[1].tanh}};

@@ -209,12 +209,13 @@ int model_config_rename(cJSON *root, const struct family *family, struct fault *
                                             {"activation_function", "hidden_act"},
                                             {"rotary_emb_base", "rope_theta"},
                                             {"rotary_emb_fraction", "partial_rotary_factor"}};
-    static const struct own_name modern[] = {{"norm_eps", "rms_norm_eps"},
-                                             {"hidden_activation", "hidden_act"},
-                                             {"local_attention", "sliding_window"},
-                                             {"global_attn_every_n_layers", "sliding_window_pattern"},
-                                             {"global_rope_theta", "rope_theta"},
-                                             {"local_rope_theta", "rope_local_base_freq"}};
+    static const struct own_name modern[] = {
+        {"norm_eps", "rms_norm_eps"},
+        {"hidden_activation", "hidden_act"},
+        {"local_attention", "sliding_window"},
+        {"global_attn_every_n_layers", "sliding_window_pattern"},
+        {"global_rope_theta", "rope_theta"},
+        {"local_rope_theta", "rope_local_base_freq"}};
     int rc = family->lfm2 ? rename_lfm2(root, fault) : 0;
     if (!rc && family->granite_hybrid) rc = rename_fields(root, granite, 1, fault);
     if (!rc && family->nemotron) rc = rename_nemotron(root, fault);

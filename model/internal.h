@@ -74,7 +74,7 @@ struct scratch {
     float *joined; /* [rows_max, 2 d_model] the same, side by side */
     float *pooled, *ended; /* [the widest of its users] input and output of a product of `ending` */
     float *between;        /* [the first of them] host memory: what it hands on */
-    int32_t *rows;     /* [rows_max] host memory: rows of a table that are added to embeddings */
+    int32_t *rows; /* [rows_max] host memory: rows of a table that are added to embeddings */
 };
 
 /* The inputs of recurrent states of the last step's spans that peeked, backend memory. */
@@ -110,7 +110,8 @@ struct model {
     float *final_norm;
     float *embed_norm, *embed_norm_bias;   /* NULL where the family has none */
     struct kern_weight *positions, *types; /* tables, whose rows are added to the embeddings */
-    struct kern_weight *ending[MODEL_ENDING_MAX]; /* struct model_ending; NULL where there is none */
+    struct kern_weight
+        *ending[MODEL_ENDING_MAX]; /* struct model_ending; NULL where there is none */
     float *ending_bias[MODEL_ENDING_MAX];
     struct kern_weight *each_embed, *each_in; /* embeddings for each layer */
     float *each_in_norm;

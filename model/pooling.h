@@ -1,5 +1,5 @@
-/* How a model's texts become vectors, as its files say: modules.json and the modules' config.json of
- * a directory of sentence-transformers, {architecture}.pooling_type and .dense_2_feat_out,
+/* How a model's texts become vectors, as its files say: modules.json and the modules' config.json
+ * of a directory of sentence-transformers, {architecture}.pooling_type and .dense_2_feat_out,
  * .dense_3_feat_out of a GGUF file. */
 #ifndef KEEPD_MODEL_POOLING_H
 #define KEEPD_MODEL_POOLING_H
@@ -23,7 +23,7 @@ struct gguf;
 /* A Dense module: a product of the pooled vector, perhaps a bias, and tanh or nothing. */
 struct pooling_dense {
     bool there, bias, tanh;
-    int width; /* numbers that it gives */
+    int width;                        /* numbers that it gives */
     char folder[POOLING_FOLDER_SIZE]; /* its files in the directory */
 };
 

@@ -53,7 +53,7 @@ struct architecture {
     bool kinds;                /* heads and widths of networks differ by kind of layer */
     bool latent;               /* latent attention */
     bool encoder;
-    bool both_ways; /* a family that otherwise writes */
+    bool both_ways;  /* a family that otherwise writes */
     int heads_scale; /* Gemma: with so many layers, queries are scaled by the mean size of a
                         head in the embeddings, else by the head's own (llama.cpp's rule) */
 };

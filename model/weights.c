@@ -191,7 +191,7 @@ static bool is_headless(const struct weights *w) {
     return false;
 }
 
-/* Puts it there, so that a family has one set of names. */
+/* Puts "model." in front of all names, so that a family has one set of them. */
 static int name_whole(struct weights *w, struct fault *fault) {
     size_t bytes = 0;
     for (size_t i = 0; i < w->count; i++) bytes += strlen(w->tensors[i].name) + sizeof MODEL;

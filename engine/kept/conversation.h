@@ -32,10 +32,10 @@
  * (engine/steps/sched_checkpoint.c). One that it leaves just before it evicts serves where the
  * conversation itself can no longer be cut. It goes before the conversation where a prompt drops
  * the whole answer, as templates do whose answers begin with reasoning: with a budget the answer
- * has pushed out entries of the prompt, and the checkpoint has them. A prefix is a checkpoint that it leaves in the middle
- * of its prompt, where other prompts may part from it. A prefix belongs to no dialogue, and because
- * it ends where the common tokens end, it serves rules that cannot be cut, too. Checkpoints are
- * never written to disk.
+ * has pushed out entries of the prompt, and the checkpoint has them. A prefix is a checkpoint that
+ * it leaves in the middle of its prompt, where other prompts may part from it. A prefix belongs to
+ * no dialogue, and because it ends where the common tokens end, it serves rules that cannot be cut,
+ * too. Checkpoints are never written to disk.
  *
  * Removal: when places or pages are needed, superseded conversations are removed first, the least
  * recently used one before others. Each other conversation has a product: how often conversations
@@ -235,8 +235,8 @@ struct conversation_match {
 
 /* Finds the conversation that saves the prompt most tokens. Conversations that lost nothing come
  * first. Among equals, the order is: one whose evictions chose without tokens that are dropped now,
- * one that the prompt extends, one that is not a checkpoint, one with the query's hint, the one used
- * last. */
+ * one that the prompt extends, one that is not a checkpoint, one with the query's hint, the one
+ * used last. */
 struct conversation_match conversation_find(struct conversation_table *table,
                                             const struct conversation_query *query);
 

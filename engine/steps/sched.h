@@ -89,8 +89,8 @@ struct sched_options {
     /* The model sees a text both ways: it is read in one step, and nothing is generated. No text is
      * longer than rows_max. */
     bool whole_texts;
-    /* Makes a text's vector, or a number for each label, [vector_width], of its pooled hidden states
-     * [width]; host memory (model_end_vector). NULL: they are the vector. */
+    /* Makes a text's vector, or a number for each label, [vector_width], of its pooled hidden
+     * states [width]; host memory (model_end_vector). NULL: they are the vector. */
     int (*end_vector)(void *model, const float *pooled, float *out);
     int vector_width;
     int top_max; /* alternatives of one token that requests may want */
@@ -181,7 +181,7 @@ struct sched {
     struct kern_sampled *sampled;
     float *pool_rows; /* [SCHED_POOL_ROWS, width] hidden states from the backend; NULL: no width */
     float *pool_vector; /* [vector_width] of one text; NULL: no options.end_vector */
-    float *wide_row;  /* [vocab] logits from the backend; NULL: no request may want it */
+    float *wide_row;    /* [vocab] logits from the backend; NULL: no request may want it */
     void *wide_scratch; /* for kern_alternatives */
 };
 

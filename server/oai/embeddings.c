@@ -83,7 +83,8 @@ static int refuse_prompt_name(const struct oai_reader *r, const char *name) {
                        names[0] ? "they have " : "they name none", names);
 }
 
-/* Puts a prompt that the model's files name in front of the texts, as sentence-transformers does. */
+/* Puts a prompt that the model's files name in front of the texts, as sentence-transformers does.
+ */
 static int read_prompt_name(struct oai_reader *r) {
     const struct engine_info *info = r->rules->info;
     const char *name = NULL;
@@ -111,8 +112,8 @@ static int parse(struct oai_reader *r) {
     bool normalise = true;
     const char *unused = NULL;
     out->dimensions = r->rules->info->width;
-    if (oai_read_pooling(r) || oai_read_texts(r, "input", OAI_INPUTS_MAX) ||
-        read_prompt_name(r) || read_vector_encoding(r) ||
+    if (oai_read_pooling(r) || oai_read_texts(r, "input", OAI_INPUTS_MAX) || read_prompt_name(r) ||
+        read_vector_encoding(r) ||
         oai_get_int(r, NULL, r->body, "dimensions", 1, out->dimensions, &out->dimensions) ||
         oai_get_bool(r, NULL, r->body, "normalize", &normalise) || oai_read_truncation(r) ||
         oai_get_str(r, NULL, r->body, "user", &unused))
