@@ -24,7 +24,7 @@ struct gguf;
 struct pooling_dense {
     bool there, bias, tanh;
     int width;                        /* numbers that it gives */
-    char folder[POOLING_FOLDER_SIZE]; /* of the files in the directory */
+    char folder[POOLING_FOLDER_SIZE]; /* folder with its files, in the directory */
 };
 
 #define POOLING_PROMPTS_MAX 64
