@@ -78,7 +78,7 @@ class WindowedEncoder:
 
 # --- tiny random models -----------------------------------------------------------------------------------------------
 
-D, FF, KV_HEADS, HEAD = 32, 80, 4, 8
+D, FF, KV_HEADS, HEAD = 32, 96, 4, 8
 HEADS = {"modernbert": 4, "gemma3_text": 8}
 LAYERS = {"modernbert": 4, "gemma3_text": 7}
 
