@@ -10,10 +10,10 @@
 
 static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/";
 
-static int check_adapter_name(const char *name, struct fault *fault) {
+static int check_adapter_name(const char *field, const char *name, struct fault *fault) {
     const size_t size = strlen(name);
     if (size && size < ENGINE_ADAPTER_NAME && !name[strspn(name, allowed)]) return 0;
-    return fault_set(fault, ERR_INVALID, "lora",
+    return fault_set(fault, ERR_INVALID, field,
                      "'%.140s': the name of an adapter has 1 to %d letters, digits, dots, dashes, "
                      "underscores and slashes",
                      name, ENGINE_ADAPTER_NAME - 1);
@@ -28,7 +28,7 @@ int adapters_split(const char *text, char name[ENGINE_ADAPTER_NAME], const char 
                          "'%.100s': expected a name, an = sign and a path", text);
     snprintf(own, sizeof own, "%.*s", (int)(sign - text), text);
     *path = sign + 1;
-    int rc = check_adapter_name(own, fault);
+    int rc = check_adapter_name("lora", own, fault);
     if (!rc) memcpy(name, own, ENGINE_ADAPTER_NAME);
     return rc;
 }
@@ -60,7 +60,7 @@ static struct adapter_slot *slot_named(struct adapter_table *table, const char *
 
 static int reserve_slot(struct adapter_table *table, const char *name, int *number,
                         struct fault *fault) {
-    int rc = check_adapter_name(name, fault);
+    int rc = check_adapter_name("lora_name", name, fault);
     if (rc) return rc;
     if (slot_named(table, name))
         return fault_set(fault, ERR_INVALID, "lora_name", "an adapter has the name '%s' already",

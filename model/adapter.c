@@ -126,11 +126,13 @@ static int read_peft_config(struct adapter_reader *r, const char *path) {
     char file[PATH_MAX], *data = NULL;
     size_t size = 0;
     cJSON *root = NULL;
+    struct fault inner = {0};
     const int n = snprintf(file, sizeof file, "%s/%s", path, name);
     if (n < 0 || (size_t)n >= sizeof file)
         return fault_set(r->fault, ERR_INVALID, name, "the path is too long");
     int rc = file_read(file, ADAPTER_CONFIG_MAX, &data, &size, r->fault);
-    if (!rc) rc = json_parse(data, size, &limits, &root, r->fault);
+    if (!rc) rc = json_parse(data, size, &limits, &root, &inner);
+    if (inner.code) fault_set(r->fault, rc, name, "%s", inner.text);
     if (!rc && !cJSON_IsObject(root))
         rc = fault_set(r->fault, ERR_MALFORMED, name, "expected a JSON object");
     if (!rc) rc = parse_peft(r, root);

@@ -45,6 +45,20 @@ static int check_model_names(const struct server *server, const struct served_mo
     return 0;
 }
 
+/* An adapter with a model's name would not be found. */
+static int check_adapter_names(const struct server *server, const struct served_model *model,
+                               struct fault *fault) {
+    const struct engine_options *options = &model->engine_options;
+    char name[ENGINE_ADAPTER_NAME];
+    for (size_t i = 0; i < options->adapter_count; i++) {
+        const char *text = options->adapters[i];
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(text, "="), text);
+        if (find_model_named(server, name))
+            return fault_set(fault, ERR_INVALID, "lora", "'%s': a model has this name", name);
+    }
+    return 0;
+}
+
 int models_open(struct server *server, struct fault *fault) {
     const struct server_options *options = &server->options;
     struct models *models = &server->models;
@@ -60,6 +74,8 @@ int models_open(struct server *server, struct fault *fault) {
         rc = served_open(&models->items[models->count++], server, &options->models[i], fault);
         if (!rc) rc = check_model_names(server, &models->items[i], fault);
     }
+    for (int i = 0; i < models->count && !rc; i++)
+        rc = check_adapter_names(server, &models->items[i], fault);
     return rc;
 }
 

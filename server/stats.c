@@ -293,9 +293,26 @@ static void write_absent(struct writer *w) {
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         write_single(w, names[i], "counter", "Always 0: not a part of this server.", 0);
-    write_head(w, "vllm:lora_requests_info", "gauge", "No adapters are served.");
-    write_sample(w, "vllm:lora_requests_info",
-                 "max_lora=\"0\",waiting_lora_adapters=\"\",running_lora_adapters=\"\"", 0);
+}
+
+/* Routers send requests where their adapter is in use already. */
+static void write_adapter_names(struct writer *w, const struct stats_model *model) {
+    static const char name[] = "vllm:lora_requests_info";
+    const bool any = model->info && (model->adapter_count || model->info->loads_adapters);
+    const char *comma = "";
+    struct buf labels;
+    buf_open(&labels, ENGINE_ADAPTERS_MAX * ENGINE_ADAPTER_NAME + 128);
+    buf_fmt(&labels, "max_lora=\"%d\",waiting_lora_adapters=\"\",running_lora_adapters=\"",
+            any ? model->info->max_adapters : 0);
+    for (int i = 0; i < model->adapter_count; i++) {
+        if (!model->adapters[i].users) continue;
+        buf_fmt(&labels, "%s%s", comma, model->adapters[i].name);
+        comma = ",";
+    }
+    buf_char(&labels, '"');
+    write_head(w, name, "gauge", "LoRA adapters that requests use now, of all replicas; always 0.");
+    if (!labels.failed) write_sample(w, name, labels.data, 0);
+    buf_close(&labels);
 }
 
 static const char *const reject_names[STATS_REJECTS] = {
@@ -550,6 +567,7 @@ static void write_replica(struct writer *w, const struct stats_input *input,
     write_cache(w, model->info, status);
     write_token_counts(w, status);
     write_finished(w, requests, status);
+    write_adapter_names(w, model);
     write_hists(w, requests);
     write_keepd(w, status);
     if (replica > 0) return;

@@ -159,6 +159,7 @@ def test_adapters_come_and_go(daemon, files):
     once = answer_of(d, "sql")
     assert once != before[0] and [answer_of(d, "qv"), answer_of(d, "keepd-nano")] == before
     post(d, "load_lora_adapter", 400, lora_name="third", lora_path="rs")  # --max-loras
+    assert post(d, "load_lora_adapter", 400, lora_name="a b", lora_path="rs")["error"]["param"] == "lora_name"
     post(d, "unload_lora_adapter", 200, lora_name="sql")
     post(d, "chat/completions", 404, model="sql", messages=[{"role": "user", "content": "a"}])
     post(d, "load_lora_adapter", 200, lora_name="sql", lora_path=str(files / "all.gguf"))
@@ -186,7 +187,10 @@ def test_a_running_request_keeps_its_adapter(daemon, files):
 
 
 def test_what_cannot_be_served_is_refused_at_the_start(daemon, files, tmp_path, capfd):
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn/adapter_config.json").write_text('{"peft_type": ')
     for flags, words in ((["--lora", "all"], "name, an = sign and a path"),
+                         (["--lora", f"a={tmp_path}/torn"], "adapter_config.json: "),
                          (["--lora", f"a={tmp_path}"], "adapter_config.json"),
                          (["--lora", f"a={files}/all", "--lora-memory", "1000"], "lora-memory"),
                          ([*loras(files, "all", "qv"), "--max-loras", "1"], "max-loras"),

@@ -1,4 +1,5 @@
 """LoRA adapters over HTTP: names, lists, loading and unloading. What they compute is in tests/e2e/test_lora.py."""
+import re
 import subprocess
 
 import pytest
@@ -128,6 +129,26 @@ def test_an_adapter_that_cannot_be_served_ends_the_start():
     run = subprocess.run([BINARY, "--model", ROOT / "bundled/keepd-nano", "--port", "0", "--lora", "a=/x/broken"],
                          capture_output=True, text=True, timeout=60)
     assert run.returncode == 78 and "lora" in run.stderr and "broken" in run.stderr, run.stderr
+
+
+def test_an_adapter_has_no_name_of_a_model():
+    run = subprocess.run([BINARY, "--model", ROOT / "bundled/keepd-nano", "--port", "0", "--served-model-name", "big,small", "--lora", "small=/x/law"],
+                         capture_output=True, text=True, timeout=60)
+    assert run.returncode == 78 and "'small': a model has this name" in run.stderr, run.stderr
+
+
+def test_routers_see_the_adapters_in_use(start):
+    def info(daemon):
+        labels = re.search("^vllm:lora_requests_info{(.*)}", daemon.get("/metrics").text, re.M).group(1)
+        return dict(re.findall('(max_lora|running_lora_adapters)="([^"]*)"', labels))
+
+    assert info(start()) == {"max_lora": "0", "running_lora_adapters": ""}
+    daemon = start(*SQL, "--max-loras", "3", env={"KEEPD_FAKE_STEP_US": "20000"})
+    assert info(daemon) == {"max_lora": "3", "running_lora_adapters": ""}
+    body = {**chat_body("hello", stream=True, max_tokens=200), "model": "team/law"}
+    with requests.post(f"{daemon.url}/v1/chat/completions", json=body, stream=True, timeout=60) as r:
+        next(r.iter_lines())
+        assert info(daemon) == {"max_lora": "3", "running_lora_adapters": "team/law"}
 
 
 def test_options_of_other_servers(start):
