@@ -48,10 +48,10 @@ static int check_model_names(const struct server *server, const struct served_mo
 /* An adapter with a model's name would not be found. */
 static int check_adapter_names(const struct server *server, const struct served_model *model,
                                struct fault *fault) {
-    const struct engine_options *options = &model->engine_options;
+    const struct server_list *adapters = &model->options->adapters;
     char name[ENGINE_ADAPTER_NAME];
-    for (size_t i = 0; i < options->adapter_count; i++) {
-        const char *text = options->adapters[i];
+    for (size_t i = 0; i < adapters->count; i++) {
+        const char *text = adapters->items[i];
         snprintf(name, sizeof name, "%.*s", (int)strcspn(text, "="), text);
         if (find_model_named(server, name))
             return fault_set(fault, ERR_INVALID, "lora", "'%s': a model has this name", name);
