@@ -12,8 +12,8 @@
 #define BODY_BYTES_MAX ((size_t)64 << 20)
 #define LINE_BYTES_MAX ((size_t)16 << 20)
 
-#define NUMBER_MAX                                                                                 \
-    ((int64_t)1 << 53) /* limit of a server's numbers, so that sums do not overflow */
+/* Limit of a server's numbers, so that sums do not overflow */
+#define NUMBER_MAX ((int64_t)1 << 53)
 
 static const struct json_limits limits = {.bytes = LINE_BYTES_MAX, .depth = 64, .nodes = 1000000};
 

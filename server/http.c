@@ -16,8 +16,8 @@
 #include "server/quota.h"
 #include "server/sip.h"
 
-#define DISCARD_BYTES_MAX                                                                          \
-    ((size_t)16 << 20) /* bytes of a body, so that a refusal reaches the client */
+/* Bytes of a body, so that a refusal reaches the client */
+#define DISCARD_BYTES_MAX ((size_t)16 << 20)
 
 /* --- request headers --- */
 

@@ -18,8 +18,8 @@
 #define TURN_TOKENS    1024                /* the same, where their events are left out */
 #define OUT_BYTES_MAX  ((size_t)256 << 20) /* one event with every kept position */
 #define HEAD_BYTES_MAX 4096
-#define BLOCK_BYTES                                                                                \
-    ((size_t)8 << 10) /* per read of an HTTP/1.0 stream; cleared at the start of every stream */
+/* Per read of an HTTP/1.0 stream; cleared at the start of every stream */
+#define BLOCK_BYTES ((size_t)8 << 10)
 
 void stream_close(struct stream *stream) {
     buf_close(&stream->events.head);

@@ -221,8 +221,8 @@ static struct kern_weight *random_weight(int rows, int cols, enum kern_dtype dty
 
 /* ---- Products ---- */
 
-#define COPIES_BYTES                                                                               \
-    ((size_t)1 << 30) /* weights in turn, so that none stays in a second-level cache */
+/* Weights in turn, so that none stays in a second-level cache */
+#define COPIES_BYTES ((size_t)1 << 30)
 
 struct product {
     struct kern_weight **weight;

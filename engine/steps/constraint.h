@@ -23,10 +23,10 @@
 #include "engine/steps/mask_thread.h"
 
 #define CONSTRAINTS_KEPT 16
-#define CONSTRAINTS_AT_ONCE                                                                        \
-    2 /* compiled at the same time; more threads stay free to read requests */
-#define CONSTRAINT_TEXT_BYTES                                                                      \
-    ((size_t)64 << 20)                 /* the text of a constraint, from which its hash is made */
+/* Compiled at the same time; more threads stay free to read requests */
+#define CONSTRAINTS_AT_ONCE 2
+/* The text of a constraint, from which its hash is made */
+#define CONSTRAINT_TEXT_BYTES    ((size_t)64 << 20)
 #define CONSTRAINT_STEP_WORK     24000 /* units of constrain_effort: a few milliseconds */
 #define CONSTRAINT_ANSWER_WORK   8000
 #define CONSTRAINT_KNOWN_WORK    64   /* is enough for a mask that is known */

@@ -42,8 +42,8 @@ struct pace {
 /* The part of a step of one row that a further row adds, while that was not measured. */
 #define PACE_ROW_PART    0.12
 #define PACE_DRAFT_STEPS 1024 /* steps after which the times of drafts are measured anew */
-#define PACE_DOUBT                                                                                 \
-    0.04 /* part of their excess over the assumed time that is forgotten in each step */
+/* Part of the excess of drafts' times over the assumed ones that each step forgets */
+#define PACE_DOUBT 0.04
 
 /* The time that a step of prompts alone takes at most, about, and the least rows that it has. A
  * chat that arrives meanwhile is then read soon; fewer rows would cost more processor time for

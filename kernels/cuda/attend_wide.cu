@@ -26,9 +26,9 @@
 #define BLOCK_ROWS (TILES * TILE_ROWS)
 #define SLICE      16                                  /* numbers of values */
 #define SLICES     (LATENT_VALUES_MAX / SLICE / PARTS) /* slices of a warp */
-#define SCORES_ROW                                                                                 \
-    (STAGE_KEYS + 8) /* numbers from one row of scores to the next: free of conflicts */
-#define LANE_KEYS (STAGE_KEYS / 4) /* scores of a row that a lane has */
+/* Numbers from one row of scores to the next: free of conflicts */
+#define SCORES_ROW (STAGE_KEYS + 8)
+#define LANE_KEYS  (STAGE_KEYS / 4) /* scores of a row that a lane has */
 /* Rows of WIDE_DIM numbers: entries of a page, and bytes from one side of a page in shared memory
  * to that of the next. Four rows fill half of the banks, those of the next page the other half. */
 #define WIDE_SLOTS (PAGE_SIDE / (2 * WIDE_DIM))

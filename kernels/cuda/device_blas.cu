@@ -14,8 +14,8 @@ extern "C" {
 }
 
 #define WORKSPACE_BYTES ((size_t)32 << 20) /* recommended for cuBLASLt on Hopper */
-#define TRIAL_BYTES                                                                                \
-    ((size_t)1 << 30) /* memory of a comparison of products; larger ones are left out */
+/* Memory of a comparison of products; larger ones are left out */
+#define TRIAL_BYTES ((size_t)1 << 30)
 
 /* ---- The library ---- */
 

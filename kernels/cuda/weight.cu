@@ -10,8 +10,8 @@
 
 #define THREADS          256
 #define CONVERT_ELEMENTS ((int64_t)1 << 20) /* elements converted at a time during an upload */
-#define GATHER_ROWS                                                                                \
-    64 /* rows of a vocabulary's products, buffered until the other ranks' parts arrive */
+/* Rows of a vocabulary's products, buffered until the other ranks' parts arrive */
+#define GATHER_ROWS 64
 
 void *room_take(struct cuda *cuda, struct room *room, size_t bytes) {
     if (bytes > room->bytes) {

@@ -9,8 +9,8 @@
 #include "server/oai/stored.h"
 
 #define ITEMS_BYTES_MAX (256u << 20)
-#define REFERENCE_BYTES_MAX                                                                        \
-    ((size_t)256 << 20) /* bytes of stored items that one request searches */
+/* Bytes of stored items that one request searches */
+#define REFERENCE_BYTES_MAX ((size_t)256 << 20)
 
 static const struct oai_field fields[] = {
     {"background", OAI_ANY},
