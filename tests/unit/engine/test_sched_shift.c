@@ -40,23 +40,29 @@ Test(sched_shift, comes_when_places_are_used_up) {
 }
 
 /* A turn goes on at the places of its own number of tokens, also where the answer before it is
- * dropped, which needed more shifts. */
+ * dropped, which needed more shifts. With room for one conversation there is no checkpoint in front
+ * of the answer, and the conversation itself is cut. */
 Test(sched_shift, dropped_tokens_give_their_places_back) {
-    struct world w;
-    world_open(&w, &few);
-    struct engine_job first = job_of(1, 150, 100, shifted("streaming"));
-    run(&w, &first);
-    cr_assert_eq(first.kv.shifts, places_shifts(POSITIONS, 249));
-    struct engine_job second = job_of(1, 155, 2, shifted("streaming"));
-    run(&w, &second);
-    cr_assert_eq(second.cached_tokens, 150);
-    cr_assert_eq(second.kv.shifts, 0);
-    cr_assert_eq(second.kv.dropped_tokens, 99);
-    struct engine_job third = job_of(1, 300, 2, shifted("streaming"));
-    run(&w, &third);
-    cr_assert_eq(third.kv.shifts, places_shifts(POSITIONS, 301));
-    engine_job_close(&first), engine_job_close(&second), engine_job_close(&third);
-    world_close(&w);
+    static const struct { int conversations, dropped; } cases[] = {{1, 99}, {4, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct world w;
+        struct world_options options = few;
+        options.conversations = cases[i].conversations;
+        world_open(&w, &options);
+        struct engine_job first = job_of(1, 150, 100, shifted("streaming"));
+        run(&w, &first);
+        cr_assert_eq(first.kv.shifts, places_shifts(POSITIONS, 249));
+        struct engine_job second = job_of(1, 155, 2, shifted("streaming"));
+        run(&w, &second);
+        cr_assert_eq(second.cached_tokens, 150);
+        cr_assert_eq(second.kv.shifts, 0);
+        cr_assert_eq(second.kv.dropped_tokens, cases[i].dropped);
+        struct engine_job third = job_of(1, 300, 2, shifted("streaming"));
+        run(&w, &third);
+        cr_assert_eq(third.kv.shifts, places_shifts(POSITIONS, 301));
+        engine_job_close(&first), engine_job_close(&second), engine_job_close(&third);
+        world_close(&w);
+    }
 }
 
 Test(sched_shift, a_failing_shift_ends_only_who_ran) {
