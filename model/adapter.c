@@ -259,7 +259,8 @@ static int read_adapter_row(struct adapter_reader *r, const struct tensor *tenso
     for (int64_t i = 0; i < cols; i++)
         if (!isfinite(to[i]))
             return fault_set(r->fault, ERR_INVALID, tensor->name,
-                             "element %lld is not a finite number", (long long)(row * cols + i));
+                             "element %lld of row %lld is not a finite number", (long long)i,
+                             (long long)row);
     return 0;
 }
 

@@ -206,7 +206,7 @@ static int name_whole(struct weights *w, struct fault *fault) {
     for (size_t i = 0; i < w->absent_count; i++) {
         char *name = w->absent[i].name;
         memmove(name + strlen(MODEL), name, strlen(name) + 1);
-        memcpy(name, MODEL, strlen(MODEL));
+        memcpy(name, MODEL, sizeof MODEL - 1);
     }
     return 0;
 }
