@@ -40,16 +40,16 @@ def test_reports(model, daemon):
 
 
 def test_a_conversation_goes_on_and_its_file_too(model, daemon, tmp_path):
-    flags = ("--model", str(model), "--state-dir", str(tmp_path / "state"))
+    flags = ("--model", str(model), "--max-conversations", "1")  # no room for a checkpoint, which no file has
     kv = {"max_tokens": 16, "logprobs": True, "kv": {"policy": "snapkv", **BUDGET}, "ignore_eos": True}
-    d = daemon(*flags, "--state-idle", "0")
+    d = daemon(*flags, "--state-dir", str(tmp_path / "state"), "--state-idle", "0")
     first = d.chat(QUESTION, **kv)
     wait_for_files(tmp_path / "state", 1)
     shutil.copytree(tmp_path / "state", tmp_path / "copy")
     second = next_turn(QUESTION, first, "What is in it?")
     expected = d.chat(second, **kv)
     assert cached(expected) > 0
-    again = daemon("--model", str(model), "--state-dir", str(tmp_path / "copy"), "--state-idle", "86400")
+    again = daemon(*flags, "--state-dir", str(tmp_path / "copy"), "--state-idle", "86400")
     answer = again.chat(second, **kv)
     assert cached(answer) == cached(expected) and tokens(answer) == tokens(expected)
 
