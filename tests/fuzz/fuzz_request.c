@@ -75,7 +75,7 @@ static const struct oai_kind *kind_of(uint8_t byte) {
 }
 
 /* For texts that are counted in tokens. Lives as long as the program. */
-static const struct engine *text_engine(void) {
+static struct engine *text_engine(void) {
     static struct engine *engine;
     struct fault fault;
     if (!engine)
