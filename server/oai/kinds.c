@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+/* Seeds of tests/fuzz/fuzz_request.c have the places: new kinds come last. */
 static const struct oai_kind *const kinds[] = {
     &oai_chat,
     &oai_completion,
@@ -20,13 +21,13 @@ static const struct oai_kind *const kinds[] = {
     &oai_rerank,
     &oai_rerank_v2,
     &oai_score,
-    &oai_load_adapter,
-    &oai_unload_adapter,
     &oai_ollama_chat,
     &oai_ollama_generate,
     &oai_ollama_embed,
     &oai_ollama_embeddings,
     &oai_ollama_show_kind,
+    &oai_load_adapter,
+    &oai_unload_adapter,
 };
 
 const struct oai_kind *oai_kind_at(int index) {

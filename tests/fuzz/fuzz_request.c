@@ -14,6 +14,7 @@ static const struct engine_info info = {
     .vocab = 1000,
     .max_logprobs = ENGINE_TOP_MAX,
     .max_model_len = 64,
+    .loads_adapters = true,
     .sampling = {.temperature = 0.5f, .top_p = 0.9f, .min_p = 0, .repetition = 1, .top_k = 20}};
 
 static void check_ids(const int32_t *ids, size_t count) {
@@ -44,6 +45,10 @@ static void check_sampling(const struct engine_request *s) {
 static void check_accepted(struct oai_request *request, const struct oai_rules *rules,
                            const uint8_t *data) {
     struct oai_error error;
+    if (request->kind->work) {
+        CHECK(request->adapter);
+        return;
+    }
     check_sampling(&request->sampling);
     int32_t max_tokens = -1;
     CHECK(request->prompt_count >= 1 && request->prompt_count <= OAI_PROMPTS_MAX);
