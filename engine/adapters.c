@@ -36,6 +36,7 @@ int adapters_split(const char *text, char name[ENGINE_ADAPTER_NAME], const char 
 /* ---- The table ---- */
 
 void adapters_open(struct adapter_table *table, int most, int64_t bytes_most) {
+    pthread_mutex_init(&table->reading, NULL);
     pthread_mutex_init(&table->lock, NULL);
     pthread_cond_init(&table->tried, NULL);
     table->most = most < MODEL_ADAPTERS_MAX ? most : MODEL_ADAPTERS_MAX;
@@ -44,6 +45,7 @@ void adapters_open(struct adapter_table *table, int most, int64_t bytes_most) {
 
 void adapters_close(struct adapter_table *table) {
     for (int i = 0; i < MODEL_ADAPTERS_MAX; i++) adapter_close(table->slots[i].numbers);
+    pthread_mutex_destroy(&table->reading);
     pthread_mutex_destroy(&table->lock);
     pthread_cond_destroy(&table->tried);
 }
@@ -82,22 +84,16 @@ static void free_slot(struct adapter_table *table, struct adapter_slot *slot) {
     *slot = (struct adapter_slot){0};
 }
 
-int adapters_read(struct adapter_table *table, const struct model_config *config, const char *name,
-                  const char *path, int *out, struct fault *fault) {
+/* Reads the files of an adapter that has a slot. `reading` is held, so other adapters can only give
+ * memory back meanwhile. */
+static int read_into_slot(struct adapter_table *table, const struct model_config *config,
+                          struct adapter_slot *slot, const char *path, struct fault *fault) {
     struct adapter *numbers = NULL;
     pthread_mutex_lock(&table->lock);
-    int rc = reserve_slot(table, name, out, fault);
     const int64_t left = table->bytes_most - table->bytes;
     pthread_mutex_unlock(&table->lock);
-    if (rc) return rc;
-    struct adapter_slot *slot = &table->slots[*out - 1];
-    rc = adapter_read(config, path, left, &numbers, fault);
+    const int rc = adapter_read(config, path, left, &numbers, fault);
     pthread_mutex_lock(&table->lock);
-    if (!rc && (int64_t)numbers->bytes > table->bytes_most - table->bytes) { /* others came */
-        adapter_close(numbers);
-        rc = fault_set(fault, ERR_LIMIT, "lora-memory", "adapters may take %.1f MB together",
-                       (double)table->bytes_most * 1e-6);
-    }
     if (rc) {
         free_slot(table, slot);
     } else {
@@ -109,6 +105,18 @@ int adapters_read(struct adapter_table *table, const struct model_config *config
         atomic_fetch_add(&table->changes, 1);
     }
     pthread_mutex_unlock(&table->lock);
+    return rc;
+}
+
+int adapters_read(struct adapter_table *table, const struct model_config *config, const char *name,
+                  const char *path, int *out, struct fault *fault) {
+    pthread_mutex_lock(&table->lock);
+    int rc = reserve_slot(table, name, out, fault);
+    pthread_mutex_unlock(&table->lock);
+    if (rc) return rc;
+    pthread_mutex_lock(&table->reading);
+    rc = read_into_slot(table, config, &table->slots[*out - 1], path, fault);
+    pthread_mutex_unlock(&table->reading);
     return rc;
 }
 

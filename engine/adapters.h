@@ -34,8 +34,10 @@ struct adapter_slot {
 };
 
 struct adapter_table {
-    pthread_mutex_t lock;                          /* for all below */
-    pthread_cond_t tried;                          /* a replica has tried to place an adapter */
+    pthread_mutex_t reading; /* held while files are read, one adapter's at a time: it may take the
+                                memory that others leave. Taken before `lock` */
+    pthread_mutex_t lock;    /* for all below */
+    pthread_cond_t tried;    /* a replica has tried to place an adapter */
     struct adapter_slot slots[MODEL_ADAPTERS_MAX]; /* number - 1 */
     int most;                                      /* 0: there are none */
     int64_t bytes, bytes_most;                     /* memory of all that are not free */
@@ -48,6 +50,7 @@ void adapters_close(struct adapter_table *table);
 int adapters_split(const char *text, char name[ENGINE_ADAPTER_NAME], const char **path,
                    struct fault *fault);
 /* Reads an adapter and gives it a number, from which adapters_attend places it. *out: the number.
+ * Waits while another one is read, so that all together take no more memory than bytes_most.
  * ERR_LIMIT, ERR_INVALID (the name is taken), and those of adapter_read. */
 int adapters_read(struct adapter_table *table, const struct model_config *config, const char *name,
                   const char *path, int *out, struct fault *fault);

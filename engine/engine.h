@@ -365,6 +365,7 @@ static inline struct engine_sampling engine_choose_sampling(struct engine_sampli
 }
 
 const struct engine_info *engine_info(const struct engine *engine);
+
 /* ---- Adapters (any thread) ---- */
 
 #define ENGINE_ADAPTER_NAME 129 /* bytes, with the NUL */
