@@ -16,7 +16,7 @@
 
 /* ---- The set ---- */
 
-static struct served_model *find_model_named(const struct server *server, const char *name) {
+struct served_model *models_named(const struct server *server, const char *name) {
     for (int i = 0; i < server->models.count; i++) {
         struct served_model *model = &server->models.items[i];
         for (int k = 0; k < model->rules.name_count; k++)
@@ -27,7 +27,7 @@ static struct served_model *find_model_named(const struct server *server, const 
 
 struct served_model *models_find(const struct server *server, const char *name,
                                  const char **adapter) {
-    struct served_model *found = find_model_named(server, name);
+    struct served_model *found = models_named(server, name);
     *adapter = NULL;
     for (int i = 0; i < server->models.count && !found; i++)
         if (served_has_name(&server->models.items[i], name, adapter))
@@ -39,7 +39,7 @@ struct served_model *models_find(const struct server *server, const char *name,
 static int check_model_names(const struct server *server, const struct served_model *model,
                              struct fault *fault) {
     for (int i = 0; i < model->rules.name_count && server->models.count > 1; i++)
-        if (find_model_named(server, model->rules.names[i]) != model)
+        if (models_named(server, model->rules.names[i]) != model)
             return fault_set(fault, ERR_INVALID, "model", "two models have the name '%.100s'",
                              model->rules.names[i]);
     return 0;
@@ -53,7 +53,7 @@ static int check_adapter_names(const struct server *server, const struct served_
     for (size_t i = 0; i < adapters->count; i++) {
         const char *text = adapters->items[i];
         snprintf(name, sizeof name, "%.*s", (int)strcspn(text, "="), text);
-        if (find_model_named(server, name))
+        if (models_named(server, name))
             return fault_set(fault, ERR_INVALID, "lora", "'%s': a model has this name", name);
     }
     return 0;

@@ -45,6 +45,8 @@ int models_open(struct server *server, struct fault *fault);
 int models_start(struct server *server, struct engine *engine, struct fault *fault);
 void models_close(struct server *server); /* no worker is at work: models_busy */
 
+/* Finds a model by one of its names. NULL: there is none. Any thread. */
+struct served_model *models_named(const struct server *server, const char *name);
 /* Finds a model by one of its names, or by that of one of its adapters (served_has_name). NULL:
  * there is none. */
 struct served_model *models_find(const struct server *server, const char *name,

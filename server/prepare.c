@@ -446,6 +446,16 @@ static int parse_request_body(struct exchange *ex) {
     return 0;
 }
 
+/* Changes the engine as the request asks. The names of all models stay theirs: an adapter with one
+ * of them would not be found. */
+static int run_engine_work(struct exchange *ex) {
+    const struct oai_request *request = &ex->request;
+    if (request->adapter_path && models_named(ex->server, request->adapter))
+        return oai_refuse(&ex->error, 400, "invalid_value", "lora_name",
+                          "Invalid value for 'lora_name': a model has this name.");
+    return request->kind->work(ex->model->engine, request, &ex->error);
+}
+
 static int make_result(struct exchange *ex) {
     struct engine_ids ids;
     if (ex->request.kind->form) {
@@ -454,7 +464,7 @@ static int make_result(struct exchange *ex) {
     }
     if (ex->request.kind->work) {
         ids = (struct engine_ids){0};
-        if (ex->request.kind->work(ex->model->engine, &ex->request, &ex->error)) return -1;
+        if (run_engine_work(ex)) return -1;
     } else if (find_prompt(ex, 0, &ids)) {
         return -1;
     }

@@ -16,14 +16,9 @@ static int read_adapter_name(struct oai_reader *r) {
     return r->out->adapter ? 0 : oai_missing(r, "lora_name");
 }
 
-/* A model's names stay the model's: a request that has one of them must not change its meaning. */
 static int parse_load_adapter(struct oai_reader *r) {
-    const struct oai_rules *rules = r->rules;
     if (read_adapter_name(r) || oai_get_str(r, NULL, r->body, "lora_path", &r->out->adapter_path))
         return -1;
-    for (int i = 0; i < rules->name_count; i++)
-        if (strcmp(rules->names[i], r->out->adapter) == 0)
-            return oai_invalid(r, "lora_name", "a model has this name");
     return r->out->adapter_path ? 0 : oai_missing(r, "lora_path");
 }
 

@@ -111,7 +111,7 @@ def test_another_model_of_the_daemon_has_its_own(tmp_path, start):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     config = tmp_path / "keepd.conf"
-    config.write_text(f"[a]\nmodel = {tmp_path}/a\nlora = sql=/adapters/sql\n[b]\nmodel = {tmp_path}/b\nlora = law=/adapters/law\n")
+    config.write_text(f"lora-dir = /adapters\n[a]\nmodel = {tmp_path}/a\nlora = sql=/adapters/sql\n[b]\nmodel = {tmp_path}/b\nlora = law=/adapters/law\n")
     process = subprocess.Popen([BINARY, "--config", config, "--port", "0"], stdout=subprocess.PIPE, text=True)
     url = process.stdout.readline().split()[3]
     try:
@@ -120,6 +120,8 @@ def test_another_model_of_the_daemon_has_its_own(tmp_path, start):
             assert r.status_code == status, (model, r.text)
         parents = {m["id"]: m["parent"] for m in requests.get(f"{url}/v1/models", timeout=60).json()["data"]}
         assert parents == {"a": None, "sql": "a", "b": None, "law": "b"}
+        r = requests.post(f"{url}/v1/load_lora_adapter", json={"model": "a", "lora_name": "b", "lora_path": "x"}, timeout=60)
+        assert r.status_code == 400 and r.json()["error"]["param"] == "lora_name", r.text  # requests for it would go to the model b
     finally:
         process.terminate()
         assert process.wait(60) == 0
