@@ -148,9 +148,10 @@ struct load {
     int *item;
 };
 
-/* One launch moves entries of streams whose pages hold `slots`. Rows of WIDE_PIECES leave no
- * room for keys and values of a chunk: one launch moves keys and side records, the next one values.
- */
+/* A launch of k_compact moves the entries of those streams whose pages have `slots` entries: keys,
+ * values and side records together. Where heads have WIDE_DIM numbers, a chunk's keys and values do
+ * not fit into a block's shared memory together: a first launch moves keys and side records, a
+ * second one values. */
 struct move {
     int slots;
     int index;  /* the number of its ticket */
