@@ -18,8 +18,8 @@ static __device__ __forceinline__ void fetch_open(uint64_t *barriers, int count,
     ptx_barrier_init_fence();
 }
 
-/* Copied of each page are `bytes` bytes from byte `offset` on; and the distance of the
- * copies. */
+/* The part of a page that is copied: `bytes` bytes from byte `offset` on. The copy of each page
+ * begins `apart` bytes behind that of the page before. */
 struct page_part {
     int offset, bytes, apart;
 };

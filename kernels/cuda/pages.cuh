@@ -110,8 +110,8 @@ struct pages {
     bool scaled;                /* rows are codes with a factor, rotated */
     bool latent;                /* keys hold the values; rows are padded */
     bool narrow;                /* numbers and codes of one byte */
-    bool unused;
-    int64_t slot_pages; /* entries of a slot's tables */
+    bool unused;                /* instead of padding: graphs compare the bytes (graph.h) */
+    int64_t slot_pages;         /* entries of a slot's tables */
 };
 
 /* The pages as they are for streams whose pages hold `slots` entries. */
