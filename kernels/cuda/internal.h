@@ -262,12 +262,14 @@ void join_gather(struct cuda *cuda, void *x, size_t bytes);
  * may get. */
 int join_agree(struct cuda *cuda, int rc);
 
-/* cache.cu */
+/* cache_open.cu */
 int op_cache_open(struct kern *kern, const struct kern_cache_options *options, struct fault *fault);
 void op_cache_info(const struct kern_cache_options *options, struct kern_cache_info *info);
 int op_cache_fit(struct kern *kern, const struct kern_cache_options *options, int64_t *pages,
                  struct fault *fault);
 void cache_close(struct cuda *cuda);
+
+/* cache.cu */
 int op_begin_step(struct kern *kern, const struct kern_batch *batch);
 int op_truncate(struct kern *kern, int slot, int32_t pos);
 int op_fork(struct kern *kern, int from, int to);
