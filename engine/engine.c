@@ -350,12 +350,12 @@ void engine_adapter_leave(struct engine *e, int32_t number) {
     wake_replicas(e);
 }
 
-/* Finds the file or directory, which lies in the folder for adapters. `found` has PATH_MAX bytes.
- */
-static int find_adapter_path(const struct engine *e, const char *path, char *found,
+/* Finds the file or directory, which lies in the folder for adapters. `whole` and `found` have
+ * PATH_MAX bytes, for the folder's path and for that of the file or directory. */
+static int find_adapter_path(const struct engine *e, const char *path, char *whole, char *found,
                              struct fault *fault) {
     const char *folder = e->options.adapter_dir;
-    char whole[PATH_MAX], joined[PATH_MAX];
+    char joined[PATH_MAX];
     if (!folder || !*folder)
         return fault_set(fault, ERR_UNSUPPORTED, "lora_path",
                          "no adapters may be loaded while this server runs (--lora-dir)");
@@ -370,17 +370,35 @@ static int find_adapter_path(const struct engine *e, const char *path, char *fou
                      "'%.200s' is not in the folder for adapters (--lora-dir)", path);
 }
 
+/* Takes the folder's path out of a text for clients, so that files are named by their paths in it.
+ * Faults cut long paths: what is left of one goes, too. */
+static void hide_adapter_folder(char *text, const char *whole) {
+    char head[64], *at;
+    snprintf(head, sizeof head, "%.63s", whole);
+    while ((at = strstr(text, head))) {
+        size_t size = 0;
+        while (whole[size] && at[size] == whole[size]) size++;
+        if (at[size] == '/') size++;
+        memmove(at, at + size, strlen(at + size) + 1);
+    }
+}
+
 int engine_adapter_load(struct engine *e, const char *name, const char *path, struct fault *fault) {
-    char found[PATH_MAX];
+    char whole[PATH_MAX], found[PATH_MAX];
     int number;
-    int rc = find_adapter_path(e, path, found, fault);
+    int rc = find_adapter_path(e, path, whole, found, fault);
+    if (rc) return rc;
     for (int i = 0; i < e->replica_count && !rc; i++)
         if (!replica_runs(&e->replicas[i]))
             rc = fault_set(fault, ERR_STOPPED, "", "%s", err_text(ERR_STOPPED));
-    if (!rc)
-        rc = adapters_read(&e->adapters, model_config(e->replicas[0].model), name, found, &number,
-                           fault);
     if (rc) return rc;
+    rc = adapters_read(&e->adapters, model_config(e->replicas[0].model), name, found, &number,
+                       fault);
+    if (rc) {
+        hide_adapter_folder(fault->field, whole);
+        hide_adapter_folder(fault->text, whole);
+        return rc;
+    }
     wake_replicas(e);
     rc = adapters_wait(&e->adapters, number, e->replica_count, fault);
     if (rc) wake_replicas(e); /* replicas that have it remove it */

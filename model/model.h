@@ -309,7 +309,8 @@ int model_end_vector(struct model *model, const float *pooled, float *out);
 
 struct adapter; /* model/adapter.h */
 /* Makes the adapter's products part of the rows with its number (kern_span.adapter) from the next
- * step on; the number is free. The model keeps nothing of *adapter. Removed between steps, too.
+ * step on; the number is free. Copies all numbers to the backend, during which the model makes no
+ * step, and keeps nothing of *adapter. Removed between steps, too.
  * ERR_NOMEM leaves nothing behind. */
 int model_place_adapter(struct model *model, int number, const struct adapter *adapter,
                         struct fault *fault);
