@@ -54,7 +54,8 @@ const struct option config_options[] = {
      "none."},
     {"lora", LIST, AT(model.adapters), 1, 0, NULL, "NAME=PATH", 0,
      "LoRA adapter of the model: a directory as PEFT writes it, or a GGUF file. Requests name it as "
-     "their model, by NAME or by MODEL:NAME. May be given several times; with several models, in the section of one of them."},
+     "their model, by NAME or by MODEL:NAME. May be given several times; with several models, in the "
+     "section of one of them."},
     {"lora-dir", TEXT, AT(engine.adapter_dir), 1, 0, NULL, "DIR", 0,
      "Folder from which POST /v1/load_lora_adapter may load adapters while keepd runs. Unset: "
      "adapters are loaded and unloaded by no request."},

@@ -187,13 +187,15 @@ bool adapters_find(struct adapter_table *table, const char *name, struct engine_
     return found;
 }
 
-void adapters_leave(struct adapter_table *table, int number) {
+bool adapters_leave(struct adapter_table *table, int number) {
     pthread_mutex_lock(&table->lock);
     struct adapter_slot *slot = &table->slots[number - 1];
     CHECK(slot->users > 0);
     slot->users--;
-    if (slot->state == ADAPTER_LEAVING && !slot->users) atomic_fetch_add(&table->changes, 1);
+    const bool goes = slot->state == ADAPTER_LEAVING && !slot->users;
+    if (goes) atomic_fetch_add(&table->changes, 1);
     pthread_mutex_unlock(&table->lock);
+    return goes;
 }
 
 bool adapters_remove(struct adapter_table *table, const char *name) {

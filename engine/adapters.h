@@ -59,7 +59,8 @@ int adapters_wait(struct adapter_table *table, int number, int replicas, struct 
 /* Places and removes what the replica has to; called by its thread between two steps. */
 void adapters_attend(struct adapter_table *table, int replica, struct model *model);
 bool adapters_find(struct adapter_table *table, const char *name, struct engine_adapter *out);
-void adapters_leave(struct adapter_table *table, int number);
+/* Ends one use. true: an adapter that leaves had no other one, so replicas have to be woken. */
+bool adapters_leave(struct adapter_table *table, int number);
 bool adapters_remove(struct adapter_table *table, const char *name); /* false: there is none */
 int adapters_list(struct adapter_table *table, struct engine_adapter_row *rows, int max);
 

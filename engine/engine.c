@@ -346,8 +346,7 @@ bool engine_adapter_take(struct engine *e, const char *name, struct engine_adapt
 }
 
 void engine_adapter_leave(struct engine *e, int32_t number) {
-    adapters_leave(&e->adapters, number);
-    wake_replicas(e);
+    if (adapters_leave(&e->adapters, number)) wake_replicas(e);
 }
 
 /* Finds the file or directory, which lies in the folder for adapters. `whole` and `found` have

@@ -163,8 +163,8 @@ void served_close(struct served_model *model) {
 
 /* Adds counts, not states. */
 static void add_counts(struct engine_status *sum, const struct engine_status *one) {
-    if (!sum->counters.iteration_tokens
-             .bound_count) { /* the first status brings the histograms' bounds */
+    /* The first status brings the histograms' bounds. */
+    if (!sum->counters.iteration_tokens.bound_count) {
         sum->counters = one->counters;
     } else {
         engine_counters_add(&sum->counters, &one->counters);
