@@ -689,10 +689,10 @@ Test(emu_model, ranks_of_keepd_nano_say_the_same) {
 
 /* Compares a model on one rank with the same model on two ranks: the logits are nearly the same, at
  * most so far apart, and as many entries are held. Ranks add halves of sums, which moves the last
- * bits of activations in float32, and logits by 0.0001 at most. But an activation near the middle
- * of two bf16 numbers may be rounded to the other one, and that moves the logits a hundred times as
- * far. The bound of 0.01 holds for families in which these tokens meet no such activation: with
- * other tokens lfm2 differed by 0.017 and glm4_moe_lite by 0.014. */
+ * bits of activations in float32, and most families' logits by less than 0.0001. But an activation
+ * near the middle of two bf16 numbers may be rounded to the other one, and that moves logits by
+ * about 0.01. So the bound of 0.01 depends on the tokens: these meet no such activation, or one
+ * that matters little, where others made lfm2 differ by 0.017 and glm4_moe_lite by 0.014. */
 static void compare_two_ranks(const struct family *family, double most) {
     static const struct kern_rule rule = {.score = KERN_SCORE_RECENCY, .sinks = 2, .recent = 16};
     static const int one_device[COMM_RANKS_MAX] = {0};
