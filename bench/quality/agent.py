@@ -5,8 +5,9 @@
     agent.py --model MODEL --gates FILE --out rows.jsonl --turns 24 --result 200,500 --sessions 4 --report
 
 A session has numbered steps: the user asks for something, the agent calls a tool, and the tool prints a listing, a log, a test run or a
-part of a file, --result tokens long. After every --every steps it is asked for a value that one of the earlier steps printed, each question in
-a branch that the session does not keep. The beginning of the answer is given, so that the value follows. The ways to hold the session:
+part of a file, --result tokens long. The model's context must hold a session. After every --every steps it is asked for a value that one of
+the earlier steps printed, each question in a branch that the session does not keep. The beginning of the answer is given, so that the value
+follows. The ways to hold the session:
 
   full             everything
   drop             everything but what tools printed, of which only the newest is there that fits into as many tokens; the full cache
@@ -128,15 +129,16 @@ class Session:
         return out
 
 
-def without_old(row, tokens, count):
-    """The same row; of what tools printed only the newest is there that fits."""
-    context = [dict(m) for m in row["context"]]
-    used = sum(count(m["content"]) + 10 for m in context if m["role"] != "tool") + count(DROPPED) * sum(m["role"] == "tool" for m in context)
-    for m in reversed(context):
+def without_old(row, tokens, count, rendered):
+    """The same row; of what tools printed only the newest is there that fits. `rendered(messages)`: tokens of messages with their template."""
+    context = [{**m, "content": DROPPED} if m["role"] == "tool" else m for m in row["context"]]
+    left = tokens - rendered(context)
+    for m, whole in zip(reversed(context), reversed(row["context"])):
         if m["role"] == "tool":
-            used += count(m["content"])
-            if used > tokens:
-                m["content"] = DROPPED
+            left -= count(whole["content"]) - count(DROPPED)
+            if left < 0:
+                break
+            m["content"] = whole["content"]
     return {**row, "context": context}
 
 
@@ -158,9 +160,16 @@ class Rows:
                 f.write(json.dumps(row) + "\n")
 
 
+def rendered(c, messages):
+    return len(c.tokens(messages, prompt=False))
+
+
 def run_session(c, a, store, number, method, count):
     session = Session(number, a.turns, a.result, count)
-    whole = len(c.tokens(session.messages))
+    try:
+        whole = rendered(c, session.messages)
+    except client.Refused as error:
+        raise SystemExit(f"session {number}: {error} Lower --turns or --result.")
     held = int(whole * a.share)
     kv = {"policy": "full"} if method in ("full", "drop") else {"policy": method, "budget": held - CHUNK, "buffer": answers.ROOM, "chunk": CHUNK}
     salt = f"agent-{number}-{method}"
@@ -170,7 +179,7 @@ def run_session(c, a, store, number, method, count):
             continue
         found, last = [], None
         for which, row in session.rows(step):
-            given = without_old(row, held, count) if method == "drop" else row
+            given = without_old(row, held, count, lambda messages: rendered(c, messages)) if method == "drop" else row
             context, question, begins = answers.pieces(c, given)
             if context != last:
                 answers.read(c, context, kv, salt)
@@ -182,7 +191,8 @@ def run_session(c, a, store, number, method, count):
 
 
 def ages(a):
-    return [("recent", 0, NEAR), *((f"{low + 1} to {high} steps", low, high) for low, high in ((NEAR, a.turns // 3), (a.turns // 3, a.turns)))]
+    middle = max(NEAR, a.turns // 3)
+    return [("recent", 0, NEAR), *((f"{low + 1} to {high} steps", low, high) for low, high in ((NEAR, middle), (middle, a.turns)))]
 
 
 def table(a, store):

@@ -147,14 +147,21 @@ def test_sessions_are_reproducible_and_hold_their_answers():
             assert printed["role"] == "tool" and row["answer"][0] in printed["content"] and f"step {which + 1}" in row["question"]
 
 
+def rendered(messages):
+    return sum(count(m["content"]) + 4 + 5 * ("tool_calls" in m) for m in messages)
+
+
 def test_only_the_newest_output_stays_where_old_output_is_dropped():
     session = agent.Session(1, 12, (40, 80), count)
     _, row = session.rows(11)[0]
-    dropped = agent.without_old(row, 1000, count)["context"]
+    dropped = agent.without_old(row, 1000, count, rendered)["context"]
     assert [m["role"] for m in dropped] == [m["role"] for m in row["context"]]
     kept = [m["content"] != agent.DROPPED for m in dropped if m["role"] == "tool"]
     assert 0 < sum(kept) < len(kept) and kept == sorted(kept)
     assert row["context"][3]["content"] != agent.DROPPED, "the session itself is unchanged"
+    newest_dropped = 4 * (kept.count(False) - 1) + 3
+    one_more = dropped[:newest_dropped] + row["context"][newest_dropped:]
+    assert rendered(dropped) <= 1000 < rendered(one_more), "calls count as well"
 
 
 def test_the_table_of_sessions_is_by_steps_between(tmp_path):
@@ -164,6 +171,7 @@ def test_the_table_of_sessions_is_by_steps_between(tmp_path):
     again = agent.Rows(tmp_path / "rows.jsonl", "small")
     assert again.done == store.done and len(again.done) == 4
     a = types.SimpleNamespace(name="small", turns=12, result=[40, 80], share=0.125)
+    assert agent.ages(types.SimpleNamespace(turns=7))[1:] == [("5 to 4 steps", 4, 4), ("5 to 7 steps", 4, 7)], "no step counts twice"
     assert "| `global` | 100.0 [100.0, 100.0] (2) |  | 0.0 [0.0, 0.0] (2) | 50.0 [50.0, 50.0] (4) |" in agent.table(a, again)
 
 
