@@ -219,14 +219,19 @@ def start():
         assert daemon.stop() == 0, "".join(daemon.errors)
 
 
+def faked(**settings):
+    """For fixtures: gives a daemon whose fake engine has these settings (KEEPD_FAKE_TOOLS is TOOLS), and ends it."""
+    if not FAKE:
+        pytest.skip("needs the fake engine's answers")
+    daemon = Daemon(env={f"KEEPD_FAKE_{name}": value for name, value in settings.items()})
+    yield daemon
+    assert daemon.stop() == 0
+
+
 @pytest.fixture(scope="module")
 def caller():
     """A daemon for calls of tools and for thoughts: the fake turns the bytes 1 and 2 of its answer into the tags."""
-    if not FAKE:
-        pytest.skip("needs the fake engine's answers")
-    daemon = Daemon(env={"KEEPD_FAKE_TOOLS": "hermes", "KEEPD_FAKE_THINK": "1"})
-    yield daemon
-    assert daemon.stop() == 0
+    yield from faked(TOOLS="hermes", THINK="1")
 
 
 @pytest.fixture

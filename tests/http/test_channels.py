@@ -4,7 +4,7 @@ import json
 
 import pytest
 import requests
-from conftest import FAKE, Daemon, chat_body, events
+from conftest import chat_body, events, faked
 
 CHAT = "/v1/chat/completions"
 START, CHANNEL, MESSAGE, END, CONSTRAIN, CALL, RETURN = map(chr, range(1, 8))
@@ -16,11 +16,7 @@ TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": 
 
 @pytest.fixture(scope="module")
 def daemon():
-    if not FAKE:
-        pytest.skip("needs the fake engine's tokens")
-    daemon = Daemon(env={"KEEPD_FAKE_CHANNELS": "1", "KEEPD_FAKE_TOOLS": "harmony"})
-    yield daemon
-    assert daemon.stop() == 0
+    yield from faked(CHANNELS="1", TOOLS="harmony")
 
 
 def whole(daemon, body):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import requests
-from conftest import chat_body, events
+from conftest import chat_body, events, faked
 
 CHAT = "/v1/chat/completions"
 THINK, END = "\x01", "\x02"
@@ -12,13 +12,9 @@ THINK, END = "\x01", "\x02"
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["the model opens the tag", "the template opens it"])
 def thinker(request):
-    from conftest import FAKE, Daemon
-    if not FAKE:
-        pytest.skip("needs the fake engine's tags")
-    daemon = Daemon(env={"KEEPD_FAKE_THINK": str(request.param)})
-    daemon.opened = request.param == 2
-    yield daemon
-    assert daemon.stop() == 0
+    for daemon in faked(THINK=str(request.param)):
+        daemon.opened = request.param == 2
+        yield daemon
 
 
 def said(daemon, text):

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 import requests
-from conftest import BINARY, MODEL, ROOT, chat_body, events
+from conftest import BINARY, MODEL, ROOT, chat_body, events, faked
 
 CHAT = "/v1/chat/completions"
 TOOLS = [{"type": "function", "function": {
@@ -26,12 +26,7 @@ def llama(name="get_weather", arguments=WEATHER):
 
 @pytest.fixture(scope="module")
 def caller():
-    from conftest import FAKE, Daemon
-    if not FAKE:
-        pytest.skip("needs the fake engine's answers")
-    daemon = Daemon(env={"KEEPD_FAKE_TOOLS": "hermes"})
-    yield daemon
-    assert daemon.stop() == 0
+    yield from faked(TOOLS="hermes")
 
 
 def ask(daemon, text, **fields):

@@ -271,6 +271,18 @@ Test(conversation, states_are_continued_at_their_end_alone) {
     conversation_table_close(&t);
 }
 
+/* Opens a table with a turn of 56 tokens, which evicted at 48, and a checkpoint at its first 32.
+ * `tokens`: 60 numbers, of which both have the first. */
+static void open_with_checkpoint(struct conversation_table *t, bool windows, struct kv_params kv,
+                                 int prompt_end, int32_t *tokens) {
+    for (int i = 0; i < 60; i++) tokens[i] = i;
+    conversation_table_open(t, 2, windows);
+    add(t, 1, kv, tokens, 56, prompt_end, 0);
+    t->all[0].evicted_at = 48;
+    add(t, 1, kv, tokens, 32, prompt_end, 1);
+    t->all[1].checkpoint = t->all[1].exact = true;
+}
+
 /* The whole answer is dropped, reasoning and all, after an eviction in it that took entries of the
  * prompt. The checkpoint at the prompt's end has them, and saves as many tokens. */
 Test(conversation, a_checkpoint_goes_before_a_turn_that_made_room_for_what_is_dropped) {
@@ -279,12 +291,7 @@ Test(conversation, a_checkpoint_goes_before_a_turn_that_made_room_for_what_is_dr
         struct conversation_table t;
         int32_t tokens[60], common;
         enum engine_miss miss;
-        for (int i = 0; i < 60; i++) tokens[i] = i;
-        conversation_table_open(&t, 2, false);
-        add(&t, 1, kv, tokens, 56, 32, 0);
-        t.all[0].evicted_at = 48;
-        add(&t, 1, kv, tokens, 32, 32, 1);
-        t.all[1].checkpoint = t.all[1].exact = true;
+        open_with_checkpoint(&t, false, kv, 32, tokens);
         tokens[dropped ? 32 : 33] = 99;
         struct conversation *conv = find(&t, 1, kv, tokens, 60, &common, &miss);
         cr_assert_not_null(conv);
@@ -306,12 +313,7 @@ Test(conversation, a_checkpoint_goes_before_a_turn_that_lost_its_window) {
         struct conversation_table t;
         int32_t tokens[60], common;
         enum engine_miss miss;
-        for (int i = 0; i < 60; i++) tokens[i] = i;
-        conversation_table_open(&t, 2, windows);
-        add(&t, 1, kv, tokens, 56, 30, 0);
-        t.all[0].evicted_at = 48;
-        add(&t, 1, kv, tokens, 32, 30, 1);
-        t.all[1].checkpoint = t.all[1].exact = true;
+        open_with_checkpoint(&t, windows, kv, 30, tokens);
         tokens[40] = 99; /* the prompt repeats 40 tokens */
         struct conversation *conv = find(&t, 1, kv, tokens, 60, &common, &miss);
         cr_assert_not_null(conv);

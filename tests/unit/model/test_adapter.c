@@ -12,6 +12,7 @@
 #include "model/adapter.h"
 #include "model/internal.h"
 #include "tests/unit/gguf_file.h"
+#include "tests/unit/parts.h"
 
 #define MOST ((int64_t)64 << 20)
 
@@ -110,17 +111,6 @@ static void add_half(struct writing *w, const struct model_config *config, int t
     mem_free(permuted);
 }
 
-static void write_file(const char *dir, const char *name, const struct buf *const *parts,
-                       int count) {
-    char path[128];
-    snprintf(path, sizeof path, "%s/%s", dir, name);
-    FILE *file = fopen(path, "wb");
-    cr_assert_not_null(file);
-    for (int i = 0; i < count; i++)
-        if (parts[i]->size) fwrite(parts[i]->data, 1, parts[i]->size, file);
-    cr_assert_eq(fclose(file), 0);
-}
-
 static void write_files(struct writing *w) {
     struct buf size, head, config;
     buf_open(&size, 64);
@@ -137,10 +127,10 @@ static void write_files(struct writing *w) {
     put_f32(&head, "adapter.lora.alpha", 8);
     buf_add(&head, w->infos.data, w->infos.size);
     put_padding(&head, 32);
-    write_file(w->dir, "adapter_config.json", (const struct buf *[]){&config}, 1);
-    write_file(w->dir, "adapter_model.safetensors",
-               (const struct buf *[]){&size, &w->header, &w->area}, 3);
-    write_file(w->dir, "adapter.gguf", (const struct buf *[]){&head, &w->data}, 2);
+    write_parts(w->dir, "adapter_config.json", &config, 1);
+    write_parts(w->dir, "adapter_model.safetensors", (const struct buf[]){size, w->header, w->area},
+                3);
+    write_parts(w->dir, "adapter.gguf", (const struct buf[]){head, w->data}, 2);
     buf_close(&size);
     buf_close(&head);
     buf_close(&config);

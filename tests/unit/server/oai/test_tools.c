@@ -262,6 +262,19 @@ Test(oai_tools, calls_and_results_become_text) {
 #undef HI
 }
 
+/* Parses a chat whose model writes calls in a form, and compiles its constraint. The caller closes
+ * both. */
+static struct language open_body(struct oai_case *c, const struct tool_form *form,
+                                 const char *body) {
+    case_open(c);
+    c->rules.tools.form = form;
+    cr_assert_eq(case_parse(c, &oai_chat, body), 0, "%s", c->error.message);
+    cr_assert(c->request.constraint);
+    struct language l = language_of(c->request.constraint);
+    cr_assert_eq(l.rc, 0, "%s", l.fault.text);
+    return l;
+}
+
 /* The constraint of strict tools with "auto": texts that the reader of calls takes for calls are
  * not in its language, unless their arguments keep to the schema. */
 static void check_free_text(const struct tool_form *format, const char *text, bool allowed) {
@@ -270,12 +283,7 @@ static void check_free_text(const struct tool_form *format, const char *text, bo
         "true,\"parameters\":{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"}},"
         "\"required\":[\"a\"],\"additionalProperties\":false}}}]}";
     struct oai_case c;
-    case_open(&c);
-    c.rules.tools.form = format;
-    cr_assert_eq(case_parse(&c, &oai_chat, body), 0, "%s", c.error.message);
-    cr_assert(c.request.constraint);
-    struct language l = language_of(c.request.constraint);
-    cr_assert_eq(l.rc, 0, "%s", l.fault.text);
+    struct language l = open_body(&c, format, body);
     cr_expect_eq(language_holds(&l, text), allowed, "%s: %s", tool_form_name(format), text);
     language_close(&l);
     struct tool_reader reader = {.tools = &c.request.tools};
@@ -294,11 +302,7 @@ static void check_unbound(const struct tool_form *form, const char *text, bool a
         "true,\"parameters\":{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"}}}}}]"
         "}";
     struct oai_case c;
-    case_open(&c);
-    c.rules.tools.form = form;
-    cr_assert_eq(case_parse(&c, &oai_chat, body), 0, "%s", c.error.message);
-    struct language l = language_of(c.request.constraint);
-    cr_assert_eq(l.rc, 0, "%s", l.fault.text);
+    struct language l = open_body(&c, form, body);
     cr_expect_eq(language_holds(&l, text), allowed, "%s: %s", form->name, text);
     language_close(&l);
     case_close(&c);
@@ -363,11 +367,7 @@ static void check_promised_tags(enum tool_format format, const char *body,
                                 const struct tags_case *cases, size_t count) {
     const struct tool_form *form = &tool_forms[format];
     struct oai_case c;
-    case_open(&c);
-    c.rules.tools.form = form;
-    cr_assert_eq(case_parse(&c, &oai_chat, body), 0, "%s", c.error.message);
-    struct language l = language_of(c.request.constraint);
-    cr_assert_eq(l.rc, 0, "%s", l.fault.text);
+    struct language l = open_body(&c, form, body);
     for (size_t i = 0; i < count; i++) {
         char text[512];
         struct buf out;
@@ -502,11 +502,7 @@ Test(oai_tools, promised_literals_keep_to_the_schema) {
         snprintf(text, sizeof text, "%s%s%s%s%s", form->open, form->before, cases[i].call,
                  form->after, form->close);
         buf_open(&out, 4096);
-        case_open(&c);
-        c.rules.tools.form = form;
-        cr_assert_eq(case_parse(&c, &oai_chat, body), 0, "%s", c.error.message);
-        struct language l = language_of(c.request.constraint);
-        cr_assert_eq(l.rc, 0, "%s", l.fault.text);
+        struct language l = open_body(&c, form, body);
         cr_expect_eq(language_holds(&l, text), cases[i].arguments != NULL, "%s", text);
         read_calls(&c.request.tools, text, &out);
         if (cases[i].arguments) cr_expect_str_eq(out.data + 1, cases[i].arguments, "%s", text);
@@ -607,11 +603,7 @@ Test(oai_tools, promised_arguments_have_no_undeclared_members) {
         snprintf(text, sizeof text,
                  "<tool_call>\n{\"name\": \"f\", \"arguments\": %s}\n</tool_call>",
                  cases[i].arguments);
-        case_open(&c);
-        c.rules.tools.form = &tool_forms[TOOL_FORMAT_HERMES];
-        cr_assert_eq(case_parse(&c, &oai_chat, body), 0, "%s", c.error.message);
-        struct language l = language_of(c.request.constraint);
-        cr_assert_eq(l.rc, 0, "%s", l.fault.text);
+        struct language l = open_body(&c, &tool_forms[TOOL_FORMAT_HERMES], body);
         cr_expect_eq(language_holds(&l, text), cases[i].allowed, "%s: %s", cases[i].parameters,
                      cases[i].arguments);
         language_close(&l);
