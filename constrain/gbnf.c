@@ -4,11 +4,6 @@
 
 static uint32_t gbnf_read_alternatives(struct grammar *g);
 
-static bool gbnf_is_name(char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
-           c == '-';
-}
-
 /* Skips space, line breaks and comments. */
 static void gbnf_skip_space(struct grammar *g) {
     for (; g->at < g->size; g->at++) {
@@ -23,7 +18,7 @@ static void gbnf_skip_space(struct grammar *g) {
 
 /* Returns the end of the name at `at`; `at` itself if there is none. */
 static size_t name_end(const struct grammar *g, size_t at) {
-    while (at < g->size && gbnf_is_name(g->text[at])) at++;
+    while (at < g->size && grammar_is_name(g->text[at])) at++;
     return at;
 }
 

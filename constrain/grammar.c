@@ -181,11 +181,6 @@ void grammar_define(struct grammar *g, const char *name, size_t size, size_t pla
 
 /* ---- The whole ---- */
 
-static bool grammar_is_name(char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
-           c == '-';
-}
-
 /* Returns whether a line begins with "name ::=". */
 static bool is_gbnf(const struct grammar *g) {
     for (size_t at = 0; at < g->size;) {
@@ -224,7 +219,7 @@ static uint32_t grammar_prepare(struct grammar *g, uint32_t root) {
     return NODE_NONE;
 }
 
-static uint32_t grammar_read_grammar(struct grammar *g) {
+static uint32_t grammar_read_rules(struct grammar *g) {
     bool gbnf = is_gbnf(g);
     const char *start = gbnf ? "root" : "start";
     if (gbnf)
@@ -251,7 +246,7 @@ int grammar_compile(struct node_pool *pool, const char *text, size_t size, uint3
     if (g == NULL) return pool->rc = ERR_NOMEM;
     *g = (struct grammar){
         .pool = pool, .text = text, .size = size, .behind = NODE_EMPTY, .fault = fault};
-    *out = grammar_read_grammar(g);
+    *out = grammar_read_rules(g);
     int rc = g->rc != 0 ? g->rc : pool->rc;
     mem_free(g->rules);
     mem_free(g);

@@ -39,6 +39,11 @@ static inline bool grammar_ended(const struct grammar *g) {
 static inline char grammar_peek(const struct grammar *g) {
     return g->at < g->size ? g->text[g->at] : '\0';
 }
+/* Returns whether names of GBNF's rules may have this character. */
+static inline bool grammar_is_name(char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+           c == '-';
+}
 /* Returns whether the grammar's text at `at` is this one. */
 bool grammar_is(const struct grammar *g, size_t at, const char *text);
 bool grammar_take(struct grammar *g, const char *text);

@@ -121,7 +121,7 @@ static bool node_is_same(const struct node_pool *pool, const struct node *x,
     return memcmp(pool->children + x->a, wanted->list, x->b * sizeof *wanted->list) == 0;
 }
 
-static void node_link_node(struct node_pool *pool, uint32_t id) {
+static void chain_node(struct node_pool *pool, uint32_t id) {
     struct node *node = &pool->nodes[id];
     const struct wanted wanted = as_wanted(pool, node);
     uint32_t at = hash_of(&wanted) & (pool->table_size - 1);
@@ -132,7 +132,7 @@ static void node_link_node(struct node_pool *pool, uint32_t id) {
 /* Rebuilds the hash chains. The first three nodes are not in them: nothing looks them up. */
 static void link_all(struct node_pool *pool) {
     memset(pool->table, 0, pool->table_size * sizeof *pool->table);
-    for (uint32_t i = NODE_ALL + 1; i < pool->count; i++) node_link_node(pool, i);
+    for (uint32_t i = NODE_ALL + 1; i < pool->count; i++) chain_node(pool, i);
 }
 
 static void grow_table(struct node_pool *pool) {
@@ -180,7 +180,7 @@ static bool add_outside(struct node_pool *pool, const struct wanted *wanted, str
 }
 
 /* Adds a node that is not in the pool yet. The list may lie in scratch. */
-static uint32_t node_add_node(struct node_pool *pool, const struct wanted *wanted) {
+static uint32_t add_to_pool(struct node_pool *pool, const struct wanted *wanted) {
     struct node node = wanted->node;
     if (pool->count >= pool->limit || node.levels > pool->levels_limit) pool->rc = ERR_LIMIT;
     if (pool->rc != 0 ||
@@ -189,7 +189,7 @@ static uint32_t node_add_node(struct node_pool *pool, const struct wanted *wante
         return NODE_NONE;
     pool->nodes[pool->count] = node;
     grow_table(pool);
-    node_link_node(pool, pool->count);
+    chain_node(pool, pool->count);
     return pool->count++;
 }
 
@@ -197,7 +197,7 @@ static uint32_t find_or_add(struct node_pool *pool, const struct wanted *wanted)
     if (!node_work(pool, 1)) return NODE_NONE;
     uint32_t id = pool->table[hash_of(wanted) & (pool->table_size - 1)];
     while (id != 0 && !node_is_same(pool, &pool->nodes[id], wanted)) id = pool->nodes[id].next;
-    return id != 0 ? id : node_add_node(pool, wanted);
+    return id != 0 ? id : add_to_pool(pool, wanted);
 }
 
 static uint32_t intern(struct node_pool *pool, const struct node *node) {
