@@ -178,6 +178,7 @@ def test_a_running_request_keeps_its_adapter(daemon, files):
     thread = threading.Thread(target=lambda: running.append(answer_of(d, "all", **fields)))
     thread.start()
     while d.metric("vllm:num_requests_running") == 0:
+        assert thread.is_alive(), "the answer ended before the adapter was unloaded"
         time.sleep(0.002)
     post(d, "unload_lora_adapter", 200, lora_name="all")
     post(d, "unload_lora_adapter", 404, lora_name="all")

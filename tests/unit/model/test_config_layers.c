@@ -9,6 +9,10 @@
     "\"num_experts\": " experts ", \"num_experts_per_tok\": " used                                 \
     ", \"moe_intermediate_size\": " width ","
 
+/* A published file begins with these two members. */
+#define NAMED(architecture, type)                                                                  \
+    "{\"architectures\": [\"" architecture "\"], \"model_type\": \"" type "\", "
+
 #define SIZES(d, ff, layers, q, kv, vocab, positions)                                              \
     "\"hidden_size\": " d ", \"intermediate_size\": " ff ", \"num_hidden_layers\": " layers        \
     ", \"num_attention_heads\": " q ", \"num_key_value_heads\": " kv ", \"vocab_size\": " vocab    \
@@ -22,9 +26,7 @@ Test(model_config, mixtures_of_today) {
         bool sigmoid, selects, normalised, qkv_bias, qk_norm;
         double scale;
     } cases[] = {
-        {"{\"architectures\": [\"Glm4MoeForCausalLM\"], \"model_type\": \"glm4_moe\", " /* 4.5-Air
-                                                                                         */
-         SIZES(
+        {/* 4.5-Air */ NAMED("Glm4MoeForCausalLM", "glm4_moe") SIZES(
              "4096", "10944", "46", "96", "8", "151552",
              "131072") "\"head_dim\": 128, \"attention_bias\": true, \"first_k_dense_replace\": 1, "
                        "\"moe_intermediate_size\": 1408, \"n_group\": 1, \"n_routed_experts\": "
@@ -34,8 +36,7 @@ Test(model_config, mixtures_of_today) {
                        "\"partial_rotary_factor\": 0.5, \"rope_theta\": 1000000, "
                        "\"routed_scaling_factor\": 1.0, \"topk_group\": 1, \"use_qk_norm\": false}",
          128, 8, 1408, 1408, 45, 64, 1, true, true, true, true, false, 1},
-        {"{\"architectures\": [\"Glm4MoeForCausalLM\"], \"model_type\": \"glm4_moe\", " /* 4.6 */
-         SIZES(
+        {/* 4.6 */ NAMED("Glm4MoeForCausalLM", "glm4_moe") SIZES(
              "5120", "12288", "92", "96", "8", "151552",
              "202752") "\"head_dim\": 128, \"attention_bias\": true, \"first_k_dense_replace\": 3, "
                        "\"moe_intermediate_size\": 1536, \"n_group\": 1, \"n_routed_experts\": "
@@ -45,7 +46,7 @@ Test(model_config, mixtures_of_today) {
                        "\"partial_rotary_factor\": 0.5, \"rope_theta\": 1000000, "
                        "\"routed_scaling_factor\": 2.5, \"topk_group\": 1, \"use_qk_norm\": true}",
          160, 8, 1536, 1536, 89, 64, 1, true, true, true, true, true, 2.5},
-        {"{\"architectures\": [\"MiniMaxM2ForCausalLM\"], \"model_type\": \"minimax_m2\", " SIZES(
+        {NAMED("MiniMaxM2ForCausalLM", "minimax_m2") SIZES(
              "3072", "1536", "62", "48", "8", "200064",
              "196608") "\"head_dim\": 128, \"num_local_experts\": 256, \"num_experts_per_tok\": 8, "
                        "\"rope_theta\": 5000000, \"rotary_dim\": 64, \"use_qk_norm\": true, "
@@ -53,8 +54,7 @@ Test(model_config, mixtures_of_today) {
                        "\"scoring_func\": \"sigmoid\", \"quantization_config\": {\"quant_method\": "
                        "\"fp8\", \"fmt\": \"float8_e4m3fn\", \"weight_block_size\": [128, 128]}}",
          256, 8, 1536, 0, 62, 64, 0, true, true, true, false, true, 1},
-        {"{\"architectures\": [\"Ernie4_5_MoeForCausalLM\"], \"model_type\": "
-         "\"ernie4_5_moe\", " SIZES(
+        {NAMED("Ernie4_5_MoeForCausalLM", "ernie4_5_moe") SIZES(
              "2560", "12288", "28", "20", "4", "103424",
              "131072") "\"moe_intermediate_size\": 1536, \"moe_k\": 6, \"moe_layer_end_index\": "
                        "27, "
@@ -62,21 +62,21 @@ Test(model_config, mixtures_of_today) {
                        "\"moe_num_experts\": 64, \"moe_num_shared_experts\": 2, "
                        "\"rope_theta\": 500000.0, \"use_bias\": false}",
          64, 6, 1536, 3072, 27, 128, 0, false, true, true, false, false, 1},
-        {"{\"architectures\": [\"Qwen2MoeForCausalLM\"], \"model_type\": \"qwen2_moe\", " SIZES(
-             "2048", "5632", "24", "16", "16", "151936",
-             "8192") "\"decoder_sparse_step\": 1, \"max_window_layers\": 21, "
-                     "\"moe_intermediate_size\": 1408, \"norm_topk_prob\": false, "
-                     "\"num_experts\": 60, \"num_experts_per_tok\": 4, "
-                     "\"shared_expert_intermediate_size\": 5632, \"sliding_window\": 32768, "
-                     "\"use_sliding_window\": false}",
+        {NAMED("Qwen2MoeForCausalLM", "qwen2_moe")
+             SIZES("2048", "5632", "24", "16", "16", "151936",
+                   "8192") "\"decoder_sparse_step\": 1, \"max_window_layers\": 21, "
+                           "\"moe_intermediate_size\": 1408, \"norm_topk_prob\": false, "
+                           "\"num_experts\": 60, \"num_experts_per_tok\": 4, "
+                           "\"shared_expert_intermediate_size\": 5632, \"sliding_window\": 32768, "
+                           "\"use_sliding_window\": false}",
          60, 4, 1408, 5632, 24, 128, 0, false, false, false, true, false, 1},
-        {"{\"architectures\": [\"Dots1ForCausalLM\"], \"model_type\": \"dots1\", " SIZES(
-             "4096", "10944", "62", "32", "32", "152064",
-             "32768") "\"first_k_dense_replace\": 1, \"moe_intermediate_size\": 1408, "
-                      "\"n_group\": 1, \"n_routed_experts\": 128, \"n_shared_experts\": 2, "
-                      "\"norm_topk_prob\": true, \"num_experts_per_tok\": 6, "
-                      "\"routed_scaling_factor\": 2.5, \"scoring_func\": \"noaux_tc\", "
-                      "\"sliding_window\": null, \"topk_group\": 1}",
+        {NAMED("Dots1ForCausalLM", "dots1")
+             SIZES("4096", "10944", "62", "32", "32", "152064",
+                   "32768") "\"first_k_dense_replace\": 1, \"moe_intermediate_size\": 1408, "
+                            "\"n_group\": 1, \"n_routed_experts\": 128, \"n_shared_experts\": 2, "
+                            "\"norm_topk_prob\": true, \"num_experts_per_tok\": 6, "
+                            "\"routed_scaling_factor\": 2.5, \"scoring_func\": \"noaux_tc\", "
+                            "\"sliding_window\": null, \"topk_group\": 1}",
          128, 6, 1408, 2816, 61, 128, 0, true, true, true, false, true, 2.5},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -531,41 +531,35 @@ Test(model_config, latent_attention) {
         double scale;    /* factor of experts */
         double products; /* factor of queries and keys, times sqrt(still + turned) */
     } cases[] = {
-        {"{\"architectures\": [\"DeepseekV2ForCausalLM\"], \"model_type\": "
-         "\"deepseek_v2\", " /* V2-Lite
-                              */
-         SIZES("2048", "10944", "27", "16", "16", "102400", "163840")
-             LATENT("512", "128", "64",
-                    "128") "\"q_lora_rank\": null, \"first_k_dense_replace\": 1, "
-                           "\"moe_intermediate_size\": 1408, "
-                           "\"moe_layer_freq\": 1, \"n_group\": 1, \"n_routed_experts\": "
-                           "64, \"n_shared_experts\": "
-                           "2, \"norm_topk_prob\": false, \"num_experts_per_tok\": 6, "
-                           "\"routed_scaling_factor\": "
-                           "1.0, \"scoring_func\": \"softmax\", \"topk_group\": 1, "
-                           "\"topk_method\": \"greedy\", "
-                           "\"rope_theta\": 10000, " YARN("40", "4096", "0.707", "") "}",
+        {/* V2-Lite */ NAMED("DeepseekV2ForCausalLM", "deepseek_v2")
+             SIZES("2048", "10944", "27", "16", "16", "102400", "163840")
+                 LATENT("512", "128", "64",
+                        "128") "\"q_lora_rank\": null, \"first_k_dense_replace\": 1, "
+                               "\"moe_intermediate_size\": 1408, "
+                               "\"moe_layer_freq\": 1, \"n_group\": 1, \"n_routed_experts\": "
+                               "64, \"n_shared_experts\": "
+                               "2, \"norm_topk_prob\": false, \"num_experts_per_tok\": 6, "
+                               "\"routed_scaling_factor\": "
+                               "1.0, \"scoring_func\": \"softmax\", \"topk_group\": 1, "
+                               "\"topk_method\": \"greedy\", "
+                               "\"rope_theta\": 10000, " YARN("40", "4096", "0.707", "") "}",
          "deepseek_v2", 16, 512, 128, 64, 128, 0, 64, 6, 1, 26, 2816, 163840, false, false, 1,
          1.589622},
-        {"{\"architectures\": [\"DeepseekV2ForCausalLM\"], \"model_type\": "
-         "\"deepseek_v2\", " /* V2
-                              */
-         SIZES("5120", "12288", "60", "128", "128", "102400", "163840")
-             LATENT("512", "128", "64",
-                    "128") "\"q_lora_rank\": 1536, \"first_k_dense_replace\": 1, "
-                           "\"moe_intermediate_size\": 1536, "
-                           "\"n_group\": 8, \"n_routed_experts\": 160, "
-                           "\"n_shared_experts\": 2, \"norm_topk_prob\": "
-                           "false, \"num_experts_per_tok\": 6, \"routed_scaling_factor\": "
-                           "16.0, \"topk_group\": 3, "
-                           "\"topk_method\": \"group_limited_greedy\", " YARN("40", "4096", "0.707",
-                                                                              "") "}",
+        {/* V2 */ NAMED("DeepseekV2ForCausalLM", "deepseek_v2")
+             SIZES("5120", "12288", "60", "128", "128", "102400", "163840")
+                 LATENT("512", "128", "64",
+                        "128") "\"q_lora_rank\": 1536, \"first_k_dense_replace\": 1, "
+                               "\"moe_intermediate_size\": 1536, "
+                               "\"n_group\": 8, \"n_routed_experts\": 160, "
+                               "\"n_shared_experts\": 2, \"norm_topk_prob\": "
+                               "false, \"num_experts_per_tok\": 6, \"routed_scaling_factor\": "
+                               "16.0, \"topk_group\": 3, "
+                               "\"topk_method\": \"group_limited_greedy\", " YARN("40", "4096",
+                                                                                  "0.707", "") "}",
          "deepseek_v2", 128, 512, 128, 64, 128, 1536, 160, 6, 8, 59, 3072, 163840, false, true, 16,
          1.589622},
-        {"{\"architectures\": [\"DeepseekV3ForCausalLM\"], \"model_type\": "
-         "\"deepseek_v3\", " /* V3
-                              */
-         SIZES("7168", "18432", "61", "128", "128", "129280", "163840")
+        {/* V3 */ NAMED("DeepseekV3ForCausalLM", "deepseek_v3") SIZES("7168", "18432", "61", "128",
+                                                                      "128", "129280", "163840")
              LATENT("512", "128", "64",
                     "128") "\"q_lora_rank\": 1536, \"first_k_dense_replace\": 3, "
                            "\"moe_intermediate_size\": 2048, "
@@ -583,38 +577,39 @@ Test(model_config, latent_attention) {
                                    "128]}}",
          "deepseek_v3", 128, 512, 128, 64, 128, 1536, 256, 8, 8, 58, 2048, 163840, true, false, 2.5,
          1.873854},
-        {"{\"architectures\": [\"DeepseekV3ForCausalLM\"], \"model_type\": "
-         "\"kimi_k2\", " SIZES("7168", "18432", "61", "64", "64", "163840", "131072")
-             LATENT("512", "128", "64",
-                    "128") "\"q_lora_rank\": 1536, \"first_k_dense_replace\": 1, "
-                           "\"moe_intermediate_size\": 2048, "
-                           "\"n_group\": 1, \"n_routed_experts\": 384, "
-                           "\"n_shared_experts\": 1, \"norm_topk_prob\": "
-                           "true, \"num_experts_per_tok\": 8, "
-                           "\"num_nextn_predict_layers\": 0, "
-                           "\"routed_scaling_factor\": 2.827, \"scoring_func\": "
-                           "\"sigmoid\", \"topk_group\": 1, "
-                           "\"topk_method\": \"noaux_tc\", \"rope_theta\": 50000.0, " YARN(
-                               "32", "4096", "1.0", "") "}",
+        {NAMED("DeepseekV3ForCausalLM", "kimi_k2")
+             SIZES("7168", "18432", "61", "64", "64", "163840", "131072")
+                 LATENT("512", "128", "64",
+                        "128") "\"q_lora_rank\": 1536, \"first_k_dense_replace\": 1, "
+                               "\"moe_intermediate_size\": 2048, "
+                               "\"n_group\": 1, \"n_routed_experts\": 384, "
+                               "\"n_shared_experts\": 1, \"norm_topk_prob\": "
+                               "true, \"num_experts_per_tok\": 8, "
+                               "\"num_nextn_predict_layers\": 0, "
+                               "\"routed_scaling_factor\": 2.827, \"scoring_func\": "
+                               "\"sigmoid\", \"topk_group\": 1, "
+                               "\"topk_method\": \"noaux_tc\", \"rope_theta\": 50000.0, " YARN(
+                                   "32", "4096", "1.0", "") "}",
          "kimi_k2", 64, 512, 128, 64, 128, 1536, 384, 8, 1, 60, 2048, 131072, true, false, 2.827,
          1.813254},
-        {"{\"architectures\": [\"Glm4MoeLiteForCausalLM\"], \"model_type\": "
-         "\"glm4_moe_lite\", " SIZES("2048", "10240", "47", "20", "20", "154880", "202752") LATENT(
-             "512", "192", "64", "256") "\"q_lora_rank\": 768, \"first_k_dense_replace\": 1, "
-                                        "\"moe_intermediate_size\": 1536, "
-                                        "\"n_group\": 1, \"n_routed_experts\": 64, "
-                                        "\"n_shared_experts\": 1, \"norm_topk_prob\": "
-                                        "true, \"num_experts_per_tok\": 4, "
-                                        "\"num_nextn_predict_layers\": 1, "
-                                        "\"routed_scaling_factor\": 1.8, \"topk_group\": 1, "
-                                        "\"topk_method\": \"noaux_tc\", "
-                                        "\"rope_scaling\": null, \"rope_theta\": 1000000}",
+        {NAMED("Glm4MoeLiteForCausalLM", "glm4_moe_lite")
+             SIZES("2048", "10240", "47", "20", "20", "154880", "202752") LATENT(
+                 "512", "192", "64", "256") "\"q_lora_rank\": 768, \"first_k_dense_replace\": 1, "
+                                            "\"moe_intermediate_size\": 1536, "
+                                            "\"n_group\": 1, \"n_routed_experts\": 64, "
+                                            "\"n_shared_experts\": 1, \"norm_topk_prob\": "
+                                            "true, \"num_experts_per_tok\": 4, "
+                                            "\"num_nextn_predict_layers\": 1, "
+                                            "\"routed_scaling_factor\": 1.8, \"topk_group\": 1, "
+                                            "\"topk_method\": \"noaux_tc\", "
+                                            "\"rope_scaling\": null, \"rope_theta\": 1000000}",
          "glm4_moe_lite", 20, 512, 192, 64, 256, 768, 64, 4, 1, 46, 1536, 202752, true, false, 1.8,
          1},
-        {"{\"architectures\": [\"Mistral3ForConditionalGeneration\"], \"model_type\": "
-         "\"mistral3\", "
-         "\"text_config\": {\"model_type\": \"mistral4\", " SIZES("4096", "12288", "36", "32", "32",
-                                                                  "131072", "1048576")
+        {NAMED("Mistral3ForConditionalGeneration",
+               "mistral3") "\"text_config\": {\"model_type\": \"mistral4\", " SIZES("4096", "12288",
+                                                                                    "36", "32",
+                                                                                    "32", "131072",
+                                                                                    "1048576")
              LATENT("256", "64", "64",
                     "128") "\"q_lora_rank\": 1024, \"first_k_dense_replace\": 0, "
                            "\"moe_intermediate_size\": 2048, "
