@@ -258,6 +258,11 @@ static void find_stacked(struct model_config *config, const struct weights *weig
     }
 }
 
+/* A classifier's own products take the place of Dense modules. */
+static void leave_dense_out(struct model_config *config) {
+    if (config->classifies) memset(config->pooling.dense, 0, sizeof config->pooling.dense);
+}
+
 /* Without the files of its Dense modules a model makes no vectors. */
 static int take_dense(struct weights *weights, const char *path, struct pooling *pooling,
                       struct fault *fault) {
@@ -279,7 +284,7 @@ int model_read(const char *path, int context, bool random, struct model_config *
         int rc = load_config(config, path, context, fault);
         if (!rc) rc = load_quantization(config, path, fault);
         if (!rc) rc = pooling_of_directory(path, &config->pooling, fault);
-        if (config->classifies) memset(config->pooling.dense, 0, sizeof config->pooling.dense);
+        leave_dense_out(config);
         const int most = config->pooling.tokens_max;
         if (!rc && config->both_ways && most > 0 && most < config->max_positions)
             config->max_positions = most; /* longer texts were not seen in training */
@@ -301,6 +306,7 @@ int model_read(const char *path, int context, bool random, struct model_config *
     int rc = weights_open(path, weights, fault);
     if (!rc) rc = model_config_from_gguf(*weights, context, config, fault);
     if (!rc) rc = pooling_of_gguf(weights_gguf(*weights), &config->pooling, fault);
+    leave_dense_out(config);
     if (!rc && config->both_ways && !config->layer_norms && !config->pooling.dense[0].there)
         log_warn("the file has no dense_2.weight: vectors are the pooled outputs of the last "
                  "layer, without the products that the model's own directory has behind them");
