@@ -11,7 +11,8 @@
 static int read_chat_line(const char *line, size_t size, struct buf *out, struct fault *fault) {
     const struct json_limits limits = {.bytes = size, .depth = CHAT_DEPTH, .unique_keys = true};
     struct oai_error error = {0};
-    cJSON *body = NULL, *context = NULL;
+    struct oai_request chat = {0};
+    cJSON *body = NULL;
     int rc = json_parse(line, size, &limits, &body, fault);
     if (rc) return rc;
     if (!cJSON_IsObject(body)) {
@@ -19,12 +20,12 @@ static int read_chat_line(const char *line, size_t size, struct buf *out, struct
     } else {
         cJSON_DeleteItemFromObjectCaseSensitive(body, "add_generation_prompt");
         cJSON_AddFalseToObject(body, "add_generation_prompt");
-        if (oai_build_context(body, &context, &error))
+        if (oai_build_context(&(struct oai_reader){.body = body, .out = &chat, .error = &error}))
             rc = fault_set(fault, ERR_INVALID, "", "%.300s", error.message);
     }
-    if (!rc) json_write_node(out, context);
+    if (!rc) json_write_node(out, chat.context);
     if (!rc) buf_char(out, '\n');
-    cJSON_Delete(context);
+    oai_request_close(&chat);
     json_free(body);
     return rc;
 }

@@ -24,6 +24,7 @@
 #include "daemon/hub.h"
 #include "daemon/progress.h"
 #include "engine/engine.h"
+#include "picture/decoder.h"
 #include "server/oai/oai.h"
 #include "server/oai/tool_calls.h"
 #include "server/server.h"
@@ -803,6 +804,7 @@ static int run_chat(char **argv) {
 int main(int argc, char **argv) {
     struct config config = {0};
     struct fault fault = {0};
+    if (argc > 1 && strcmp(argv[1], PICTURE_DECODER) == 0) _exit(picture_decoder_main());
     give_memory_back();
     if (argc > 1 && strcmp(argv[1], "chat") == 0) return run_chat(argv);
     if (argc > 1 && strcmp(argv[1], "bench") == 0) return run_bench(argc, argv);

@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "engine/disk/store.h"
+#include "engine/encoder.h"
 #include "engine/engine_int.h"
 
 #define SHOWN_BYTES_MAX ((size_t)1 << 20) /* memory for the tokens of a tag */
@@ -83,11 +84,63 @@ void engine_queue_leave(struct engine *e, int jobs) {
     e->entered -= jobs;
 }
 
+void engine_picture_ids(const struct engine *e, const struct picture *picture, int tile,
+                        int32_t *ids) {
+    CHECK(e->info.pictures);
+    encoder_write_ids(e, picture, tile, ids);
+}
+
+static int refuse_picture(struct fault *fault, const char *what) {
+    return fault_set(fault, ERR_INVALID, "prompt", "rows of a picture %s", what);
+}
+
+/* Checks one tile's rows, which begin behind row `behind` of the prompt. */
+static int check_tile(const struct engine *e, const struct engine_request *r,
+                      const struct picture_rows *rows, size_t behind, struct fault *fault) {
+    const struct picture_form *form = e->info.pictures;
+    const size_t count = (size_t)form->tile_tokens;
+    if (rows->picture < 0 || rows->picture >= r->picture_count)
+        return refuse_picture(fault, "that is not there");
+    const struct picture *picture = r->pictures[rows->picture];
+    if (rows->tile < 0 || rows->tile >= picture->tiles || picture->edge != form->tile_edge)
+        return refuse_picture(fault, "that is made for another model");
+    if (rows->at < behind || rows->at + count > (size_t)r->prompt_count)
+        return refuse_picture(fault, "lie outside of the prompt or over each other");
+    int32_t *ids = mem_try_alloc(count, sizeof *ids);
+    if (!ids) return ERR_NOMEM;
+    encoder_write_ids(e, picture, rows->tile, ids);
+    const bool equal = memcmp(ids, r->prompt + rows->at, count * sizeof *ids) == 0;
+    mem_free(ids);
+    return equal ? 0 : refuse_picture(fault, "have other ids");
+}
+
+/* The rows that show pictures have the ids of these pictures. */
+static int check_pictures(const struct engine *e, const struct engine_request *r,
+                          struct fault *fault) {
+    if (r->picture_row_count == 0) return 0;
+    if (!e->info.pictures)
+        return fault_set(fault, ERR_UNSUPPORTED, "messages", "this model takes no pictures");
+    if (r->prompt_logprobs || r->pooling)
+        return fault_set(fault, ERR_UNSUPPORTED, r->pooling ? "input" : "prompt_logprobs",
+                         "not with pictures");
+    size_t behind = 0;
+    int rc = 0;
+    for (int i = 0; i < r->picture_row_count && rc == 0; i++) {
+        rc = check_tile(e, r, &r->picture_rows[i], behind, fault);
+        behind = r->picture_rows[i].at + (size_t)e->info.pictures->tile_tokens;
+    }
+    return rc;
+}
+
 static int check_token_ids(const struct engine *e, const struct engine_request *r,
                            struct fault *fault) {
     int32_t vocab = e->info.vocab;
+    const struct picture_rows *rows = r->picture_rows, *end = rows + r->picture_row_count;
     for (int32_t i = 0; i < r->prompt_count; i++)
-        if (r->prompt[i] < 0 || r->prompt[i] >= vocab)
+        if (rows < end && (size_t)i == rows->at) {
+            i += e->info.pictures->tile_tokens - 1;
+            rows++;
+        } else if (r->prompt[i] < 0 || r->prompt[i] >= vocab)
             return fault_set(fault, ERR_INVALID, "prompt",
                              "token id %d at index %d is not in the vocabulary (0..%d)",
                              r->prompt[i], i, vocab - 1);
@@ -151,7 +204,8 @@ int engine_check(const struct engine *e, struct engine_job *job, struct fault *f
             "maximum context length is %d tokens; the prompt has %d and %d were asked for "
             "(kv.overflow \"shift\" lets texts with a budget go on)",
             longest, r->prompt_count, r->max_tokens);
-    rc = check_token_ids(e, r, fault);
+    rc = check_pictures(e, r, fault);
+    if (rc == 0) rc = check_token_ids(e, r, fault);
     if (rc == 0) rc = sched_check(options, job, fault);
     return rc;
 }
@@ -242,15 +296,25 @@ int engine_tokenize_pair(const struct engine *e, const char *first, const char *
         memmove(ids.ids + (most - after), ids.ids + (ids.count - after), after * sizeof *ids.ids);
         ids.count = most;
     }
-    *out = (struct engine_ids){ids.ids, ids.count, at};
+    *out = (struct engine_ids){.ids = ids.ids, .count = ids.count, .second = at};
     return rc;
 }
 
-int engine_render_chat(const struct engine *e, const cJSON *context, int longest,
-                       struct arena *arena, struct engine_ids *out, struct fault *fault) {
+int engine_render_chat(const struct engine *e, const struct engine_chat *chat, struct arena *arena,
+                       struct engine_ids *out, struct fault *fault) {
+    struct text_pictures pictures = {.pictures = chat->pictures, .count = chat->picture_count};
     struct tok_ids ids = {0};
-    int rc = text_render_chat(&e->text, context, (size_t)longest, arena, &ids, fault);
-    *out = (struct engine_ids){.ids = ids.ids, .count = ids.count};
+    if (chat->picture_count) pictures.kind = e->info.pictures->kind;
+    int rc = text_render_chat(&e->text, chat->context, chat->picture_count ? &pictures : NULL,
+                              (size_t)chat->longest, arena, &ids, fault);
+    *out = (struct engine_ids){.ids = ids.ids,
+                               .count = ids.count,
+                               .picture_rows = pictures.rows,
+                               .picture_row_count = rc ? 0 : pictures.row_count};
+    for (int i = 0; i < out->picture_row_count; i++) {
+        const struct picture_rows *rows = &out->picture_rows[i];
+        engine_picture_ids(e, chat->pictures[rows->picture], rows->tile, out->ids + rows->at);
+    }
     return rc;
 }
 

@@ -47,6 +47,7 @@
 #include "base/err.h"
 #include "base/hist.h"
 #include "constrain/constrain.h"
+#include "picture/picture.h"
 
 struct engine;
 
@@ -110,6 +111,7 @@ struct engine_found {
     int64_t pool_bytes; /* the cache of one rank; a start with this as kv_pool_bytes is the same */
     int64_t memory_bytes;       /* the most that a start takes: weights, caches, buffers, texts */
     int64_t conversation_bytes; /* at the budget, or at max_model_len without one */
+    int tile_tokens;            /* tokens of a tile of a picture; 0: the model takes no pictures */
     int draft_places; /* tokens that the draft model remembers of a text; 0: there is none */
     int64_t draft_text_bytes;
     int32_t eos[ENGINE_ENDS_MAX];
@@ -168,7 +170,9 @@ struct engine_options {
     /* guesses tokens: engine/steps/drafter.h; NULL or "" = the block of the model's own files that
      * predicts further tokens, if they have one; ENGINE_DRAFT_NONE = nothing */
     const char *draft_model;
-    int draft_tokens; /* tokens that it remembers of a text */
+    int draft_tokens;   /* tokens that it remembers of a text */
+    const char *mmproj; /* GGUF file with an encoder of pictures; NULL or "" = that of the model's
+                           directory, if it has one that keepd can use */
     /* LoRA adapters (model/adapter.h) that are loaded with the model, [adapter_count], "NAME=PATH";
      * the folder from which more may be loaded later, NULL or "" = none; bounds on all together. */
     char *const *adapters;
@@ -344,10 +348,11 @@ struct engine_info {
                      */
     size_t weight_bytes;
     bool has_chat_template;
-    const char *chat_template;         /* source of the template; NULL = none */
-    const char *tool_template;         /* template of chats with tools; may be the same */
-    const char *bos_token, *eos_token; /* "" = none */
-    const int32_t *eos;                /* [eos_count] the tokens that end an answer */
+    const char *chat_template;           /* source of the template; NULL = none */
+    const char *tool_template;           /* template of chats with tools; may be the same */
+    const struct picture_form *pictures; /* how the model sees pictures; NULL: it does not */
+    const char *bos_token, *eos_token;   /* "" = none */
+    const int32_t *eos;                  /* [eos_count] the tokens that end an answer */
     int eos_count;
     struct engine_sampling sampling; /* the options' values, else the model's */
 };
@@ -413,7 +418,9 @@ const char *engine_policy_at(const struct engine *engine, int index);
 struct engine_ids {
     int32_t *ids; /* in the caller's arena */
     size_t count;
-    size_t second; /* the place of a pair's second text; else 0 */
+    size_t second;                     /* the place of a pair's second text; else 0 */
+    struct picture_rows *picture_rows; /* [picture_row_count] of a chat, in the caller's arena */
+    int picture_row_count;
 };
 
 /* Tokenizes plain text as a completion prompt. Special tokens in the text are NOT recognised unless
@@ -433,11 +440,24 @@ int engine_tokenize_pair(const struct engine *engine, const char *first, const c
                          size_t most, struct arena *arena, struct engine_ids *out,
                          struct fault *fault);
 
-/* Renders the chat template and tokenizes the result. `context` holds messages, tools,
- * chat_template_kwargs' members and add_generation_prompt; the engine adds bos_token and eos_token.
- * With continue_final_message true the text ends with that of the last message, which must not be
- * blank. ERR_LIMIT: it has more than `longest` tokens. */
-int engine_render_chat(const struct engine *engine, const cJSON *context, int longest,
+/* A member of a message with pictures: for each of them, in order, how many bytes of the content
+ * are behind it. */
+#define ENGINE_CHAT_PICTURE_ENDS "picture_ends"
+
+/* A chat. `context` holds messages, whose contents are strings, tools, chat_template_kwargs'
+ * members and add_generation_prompt; the engine adds bos_token and eos_token. With
+ * continue_final_message true the text ends with that of the last message, which must not be blank.
+ */
+struct engine_chat {
+    const cJSON *context;
+    const struct picture *const *pictures; /* all messages' pictures, in order */
+    int picture_count;
+    int longest; /* tokens */
+};
+
+/* Renders the chat template and tokenizes the result. ERR_LIMIT: it has more than `longest` tokens.
+ */
+int engine_render_chat(const struct engine *engine, const struct engine_chat *chat,
                        struct arena *arena, struct engine_ids *out, struct fault *fault);
 
 /* Renders a template's source, without the model's strings. The text is in the arena. */
@@ -465,6 +485,12 @@ bool engine_can_show(const struct engine *engine, const char *text, size_t size)
 /* Returns the vocabulary's own spelling of a token, which is valid UTF-8; 0 for ids outside the
  * vocabulary. */
 size_t engine_token_name(const struct engine *engine, int32_t id, const char **name);
+/* Writes the ids of the rows that show a tile, [tile_tokens] (struct picture). Each holds 30 bits
+ * of SHA-256 sums of the encoder's weights, the picture's digest, and the tile and its row. So
+ * equal ids mean equal entries, in any process with this model: prompts, conversations and their
+ * files are compared by ids alone. Needs engine_info.pictures. Any thread. */
+void engine_picture_ids(const struct engine *engine, const struct picture *picture, int tile,
+                        int32_t *ids);
 /* Returns how many special tokens engine_tokenize adds in front of a text. */
 int engine_added_before(const struct engine *engine);
 int engine_added_after(const struct engine *engine); /* and behind it */
@@ -550,9 +576,21 @@ struct engine_kv {
     bool live; /* reports what choice 0 holds while it runs, too: struct engine_live */
 };
 
+/* The ids of a prompt's rows that show pictures, from this one on, lie beyond every vocabulary. */
+#define ENGINE_PICTURE_IDS (1 << 30)
+
+static inline bool engine_is_picture_id(int32_t id) {
+    return id >= ENGINE_PICTURE_IDS;
+}
+
 struct engine_request {
     const int32_t *prompt;
     int32_t prompt_count; /* >= 1 */
+    /* The prompt's pictures, and which of its rows have the embeddings of which tile, ascending and
+     * apart. The prompt has engine_picture_ids there. Like the prompt they are the submitter's. */
+    const struct picture *const *pictures;
+    int picture_count, picture_row_count;
+    const struct picture_rows *picture_rows;
     int32_t border;     /* the first tokens of the prompt that other prompts may have, too, such as
                            those of a system message; a hint; 0 = unknown */
     int32_t max_tokens; /* >= 0; 0 only scores the prompt (echo) */
@@ -900,6 +938,7 @@ static inline const char *engine_miss_name(enum engine_miss miss) { /* for logs,
       "Those of the drafted tokens that the draft model guessed.")                                 \
     X(model_confirmed_tokens, "keepd_model_confirmed_tokens_total",                                \
       "Of these, tokens with which the answers went on.")                                          \
+    X(encoded_tiles, "keepd_picture_tiles_total", "Tiles of pictures that were encoded.")          \
     X(drafter_steps, "keepd_draft_model_steps_total", "Steps of the draft model.")                 \
     X(drafter_failures, "keepd_draft_model_failures_total",                                        \
       "Failures of the draft model; answers went on without it.")                                  \

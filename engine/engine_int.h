@@ -19,6 +19,13 @@ struct draft_plan {
     int64_t bytes; /* memory of one replica's cache */
 };
 
+/* The encoder of pictures; all 0: there is none. */
+struct encoder_plan {
+    int tiles_max;        /* encoded tiles that a replica keeps */
+    int64_t bytes;        /* memory of one replica's tiles and activations */
+    int64_t weight_bytes; /* all replicas' together */
+};
+
 struct engine {
     struct engine_options options;
     struct engine_info info;
@@ -30,6 +37,7 @@ struct engine {
     int *layer_heads;              /* info.layer_heads; owned */
     struct engine_prompt *prompts; /* info.prompts; owned, without their texts */
     struct draft_plan draft;
+    struct encoder_plan encoder;
     struct constraint_table constraints;
     struct adapter_table adapters;
     struct replica_common common;

@@ -39,7 +39,7 @@ int fit_chat_ids(const struct text *text, const char *context, size_t size, stru
     cJSON *tree = NULL;
     int rc = json_parse(context, size, &limits, &tree, fault);
     if (rc) return rc;
-    *plain = text_render_chat(text, tree, CHAT_IDS_MAX, arena, out, &refused) != 0;
+    *plain = text_render_chat(text, tree, NULL, CHAT_IDS_MAX, arena, out, &refused) != 0;
     if (*plain) rc = plain_ids(text, tree, arena, out, fault);
     json_free(tree);
     return rc;

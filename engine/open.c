@@ -16,6 +16,7 @@
 #include "base/mem.h"
 #include "engine/disk/state_dir.h"
 #include "engine/draft_model.h"
+#include "engine/encoder.h"
 #include "engine/engine_int.h"
 #include "kernels/comm.h"
 #include "model/gates.h"
@@ -197,6 +198,11 @@ static int64_t conversation_pages(const struct engine *e, const struct reserve_s
     return reserve_turn_pages(shape, kv, &turn, reserve_whole(kv, longest));
 }
 
+/* Memory beside the pools, in which weights are not counted: they are loaded already. */
+static int64_t beside_bytes(const struct engine *e) {
+    return (e->draft.bytes + e->encoder.bytes) * e->replica_count;
+}
+
 /* Chooses the pages of one rank in host memory, which is shared with other processes: enough for
  * every place to run at the default budget and for as many retained conversations, bounded by half
  * of the free memory. The pool is reserved address space; pages cost memory when first used. */
@@ -204,7 +210,7 @@ static int64_t choose_host_pages(const struct engine *e, const struct reserve_sh
                                  const struct kv_params *kv, int64_t page_bytes) {
     int64_t wanted = conversation_pages(e, shape, kv) * e->options.max_num_seqs * 2;
     int ranks = e->options.tensor_parallel_size > 1 ? e->options.tensor_parallel_size : 1;
-    int64_t free_bytes = available_memory("") - e->draft.bytes * e->replica_count;
+    int64_t free_bytes = available_memory("") - beside_bytes(e);
     int64_t most = free_bytes / 2 / e->replica_count / ranks / page_bytes;
     return wanted < most ? wanted : most;
 }
@@ -332,7 +338,7 @@ static int check_sizes(const struct engine *e, const struct sched_options *so,
                        struct fault *fault) {
     const struct kv_params *kv = &so->kv.defaults;
     const struct model_config *config = model_config(model_of(e));
-    int64_t total = total_memory("") - e->draft.bytes * e->replica_count, ranks = so->shape.ranks;
+    int64_t total = total_memory("") - beside_bytes(e), ranks = so->shape.ranks;
     if (ops_of(e)->cache_fit) return 0;
     if (e->options.kv_pool_bytes > total / ranks / e->replica_count)
         return fault_set(fault, ERR_INVALID, "kv-pool-bytes",
@@ -626,6 +632,7 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
     info->has_chat_template = e->text.chat != NULL;
     info->chat_template = e->text.source;
     info->tool_template = e->text.tool_source ? e->text.tool_source : e->text.source;
+    if (e->replicas[0].encoder) info->pictures = &vision_config(e->replicas[0].encoder)->form;
     info->bos_token = e->text.bos;
     info->eos_token = e->text.eos;
     info->eos = e->ends;
@@ -647,12 +654,14 @@ static int64_t memory_of(const struct engine *e, const struct sched_options *so)
     const struct model *model = model_of(e), *draft = e->replicas[0].draft_model;
     const int64_t pool = so->pages_total * so->page_bytes, ranks = all_ranks(e);
     const int64_t copies = ops_of(e)->borrow ? 1 : e->replica_count;
-    const int64_t weights =
-        (int64_t)model_weight_bytes(model) + (draft ? (int64_t)model_weight_bytes(draft) : 0);
+    const int64_t weights = (int64_t)model_weight_bytes(model) +
+                            (draft ? (int64_t)model_weight_bytes(draft) : 0) +
+                            e->encoder.weight_bytes;
     const int64_t adapters =
         may_load_adapters(&e->options) ? e->options.adapter_bytes : e->adapters.bytes;
     const int64_t each = (pool + pool / MEMORY_TABLES + (int64_t)model_step_bytes(model)) * ranks +
-                         e->draft.bytes + (draft ? (int64_t)model_step_bytes(draft) : 0) + adapters;
+                         e->draft.bytes + (draft ? (int64_t)model_step_bytes(draft) : 0) +
+                         e->encoder.bytes + adapters;
     return weights * copies + each * e->replica_count + MEMORY_BASE +
            model_config(model)->vocab * (int64_t)MEMORY_PER_TOKEN;
 }
@@ -676,6 +685,7 @@ static void fill_found(struct engine *e, const struct sched_options *so,
              model_gates_cached(model_of(e)));
     found->pool_bytes = so->pages_total * so->page_bytes;
     found->memory_bytes = memory_of(e, so);
+    if (e->info.pictures) found->tile_tokens = e->info.pictures->tile_tokens;
     found->draft_places = e->draft.places;
     found->draft_text_bytes = e->draft.text_pages * e->draft.page_bytes;
     found->tool_template = e->info.tool_template ? mem_must_strdup(e->info.tool_template) : NULL;
@@ -854,6 +864,7 @@ static int open_parts(struct engine *e, struct sched_options *so, struct fault *
     if (rc == 0) rc = open_model(e, &e->replicas[0], so->logits_max, fault);
     if (rc == 0) rc = check_against_model(e, fault);
     if (rc == 0) rc = draft_model_open(e, fault);
+    if (rc == 0) rc = encoder_open(e, fault);
     if (rc == 0) rc = prepare_caches(e, so, fault);
     if (rc == 0) rc = open_adapters(e, fault);
     if (rc != 0) return rc;
@@ -908,6 +919,7 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
     fill_info(e, &so);
     for (int i = 0; i < e->replica_count; i++) {
         so.drafter = draft_model_options(e, &e->replicas[i]);
+        so.pictures = encoder_options(e, &e->replicas[i]);
         replica_ready(&e->replicas[i], &so);
     }
     *out = e;

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "engine/draft_model.h"
+#include "engine/encoder.h"
 
 /* ---- Opening ---- */
 
@@ -355,6 +356,7 @@ void replica_close(struct replica *r) {
     }
     store_close(r->store);
     draft_model_close(r); /* a block uses memory of the model */
+    encoder_close(r);
     model_close(r->model);
     if (r->kern) r->kern->ops->close(r->kern);
     ring_close(&r->submits);

@@ -19,6 +19,7 @@
 #include "engine/engine.h"
 #include "engine/steps/sched.h"
 #include "model/model.h"
+#include "model/vision.h"
 
 /* Shared by the replicas of an engine; it outlives them. */
 struct replica_common {
@@ -46,6 +47,8 @@ struct replica {
     struct model *model;
     struct kern *draft_kern; /* the draft model's; NULL: there is none */
     struct model *draft_model;
+    struct kern *encoder_kern; /* the encoder of pictures; NULL: there is none */
+    struct vision *encoder;
     struct sched sched;
     struct ring submits, orders;                    /* loop -> replica */
     struct engine_order *writes[ENGINE_ORDERS_MAX]; /* orders whose file is not written yet */
@@ -75,8 +78,8 @@ struct replica {
 /* Life: open; kern, model and store are opened by the caller; ready; start; stop; close, which may
  * follow any of them. */
 void replica_open(struct replica *replica, int index, struct replica_common *common);
-/* Takes the scheduler's options, of which kern, model and store are filled in here; `drafter` are
- * this replica's. */
+/* Takes the scheduler's options, of which kern, model and store are filled in here; `drafter` and
+ * `pictures` are this replica's. */
 void replica_ready(struct replica *replica, const struct sched_options *options);
 int replica_start(struct replica *replica); /* ERR_NOMEM */
 void replica_stop(struct replica *replica); /* common->stopping is set: its thread has ended */

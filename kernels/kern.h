@@ -386,11 +386,19 @@ struct kern_span {
                                      sequence's life; read only during the step's calls */
 };
 
+/* Rows whose embeddings are not looked up but given; their tokens are 0. */
+struct kern_given {
+    int32_t row, count;
+    const float *rows; /* [count, d_model] host memory, valid until the step's end */
+};
+
 struct kern_batch {
     const int32_t *tokens; /* [rows] */
     const struct kern_span *spans;
     int rows;
     int span_count;
+    const struct kern_given *given; /* [given_count] read by the model, not by backends */
+    int given_count;
 };
 
 /* Activation of gated products. GELU in its tanh form: g * sigmoid(1.5957691 (g + 0.044715 g^3)).

@@ -109,7 +109,8 @@ static int write_token(struct calibration *c, struct model *model, int32_t (*tex
     struct kern_span spans[TEXTS];
     struct kern_sample params[TEXTS];
     struct kern_sampled next[TEXTS];
-    const struct kern_batch batch = {tokens, spans, TEXTS, TEXTS};
+    const struct kern_batch batch = {
+        .tokens = tokens, .spans = spans, .rows = TEXTS, .span_count = TEXTS};
     const float *logits;
     for (int i = 0; i < TEXTS; i++) {
         tokens[i] = texts[i][pos];
@@ -147,7 +148,8 @@ static int write_texts(struct calibration *c, struct model *model, int32_t (*tex
 static int compute_text(struct calibration *c, struct model *model, const int32_t *tokens) {
     int32_t want[SEQUENCE];
     const struct kern_span span = {.count = SEQUENCE};
-    const struct kern_batch batch = {tokens, &span, SEQUENCE, 1};
+    const struct kern_batch batch = {
+        .tokens = tokens, .spans = &span, .rows = SEQUENCE, .span_count = 1};
     const float *logits;
     for (int i = 0; i < SEQUENCE; i++) want[i] = i;
     model->watch = see;

@@ -22,6 +22,8 @@ static const struct multimodal {
     {"MuseGlimmerForConditionalGeneration", "muse_glimmer", "muse_glimmer_text"},
     {"Gemma4ForConditionalGeneration", "gemma4", "gemma4_text"},
     {"Gemma4UnifiedForConditionalGeneration", "gemma4_unified", "gemma4_unified_text"},
+    {"Idefics3ForConditionalGeneration", "idefics3", "llama"},
+    {"SmolVLMForConditionalGeneration", "smolvlm", "llama"},
     {"KimiK25ForConditionalGeneration", "kimi_k25", "kimi_k2"},
 };
 

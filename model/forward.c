@@ -292,8 +292,21 @@ static void add_table(struct model *model, const struct kern_weight *table, int 
     kern->ops->add(kern, s->x, s->norm, rows, model->config.d_model);
 }
 
+/* Puts given rows in the place of embeddings. */
+static int take_given(struct model *model, const struct kern_batch *batch) {
+    const ptrdiff_t width = model->config.d_model;
+    struct kern *kern = model->kern;
+    int rc = 0;
+    for (int i = 0; i < batch->given_count && rc == 0; i++) {
+        const struct kern_given *given = &batch->given[i];
+        rc = kern->ops->upload(kern, model->scratch.x + given->row * width, given->rows,
+                               (size_t)(given->count * width) * sizeof *given->rows);
+    }
+    return rc;
+}
+
 /* The inputs of the first layer. */
-static void step_embed(struct model *model, const struct kern_batch *batch) {
+static int step_embed(struct model *model, const struct kern_batch *batch) {
     const struct model_config *c = &model->config;
     const struct scratch *s = &model->scratch;
     struct kern *kern = model->kern;
@@ -311,6 +324,7 @@ static void step_embed(struct model *model, const struct kern_batch *batch) {
     if (model->types) add_table(model, model->types, batch->rows);
     if (model->embed_norm)
         norm_rows(model, s->x, s->x, model->embed_norm, model->embed_norm_bias, batch->rows);
+    return take_given(model, batch);
 }
 
 /* Computes each layer's embeddings for the step's tokens: from a table of their own, plus a product
@@ -536,8 +550,8 @@ int model_step_hidden(struct model *model, const struct kern_batch *batch, const
     CHECK(!c->both_ways || want_count == 0);
     note_peeked(model, batch);
     model_adapt_batch(model, batch);
-    step_embed(model, batch);
-    if (model->block_of) rc = model_enter_block(model, batch->rows);
+    rc = step_embed(model, batch);
+    if (!rc && model->block_of) rc = model_enter_block(model, batch->rows);
     if (rc) return rc;
     if (c->embeds_each) step_each(model, batch);
     for (int i = 0; i < c->layers; i++) {

@@ -1,35 +1,11 @@
 #include "model/pooling.h"
 
-#include <limits.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "base/file.h"
 #include "base/gguf.h"
 #include "base/json.h"
-#include "base/mem.h"
-
-#define POOLING_FILE_MAX ((size_t)1 << 20)
-
-/* The file's tree; NULL in *out: there is no such file. */
-static int read_tree(const char *dir, const char *name, cJSON **out, struct fault *fault) {
-    static const struct json_limits limits = {
-        .bytes = POOLING_FILE_MAX, .depth = 32, .nodes = 10000, .file = true};
-    char path[PATH_MAX], *text = NULL;
-    size_t size = 0;
-    struct fault inner = {0};
-    *out = NULL;
-    const int n = snprintf(path, sizeof path, "%s/%s", dir, name);
-    if (n < 0 || (size_t)n >= sizeof path || access(path, F_OK) != 0) return 0;
-    int rc = file_read(path, POOLING_FILE_MAX, &text, &size, fault);
-    if (rc == 0) {
-        rc = json_parse(text, size, &limits, out, &inner);
-        if (rc != 0) fault_set(fault, rc, name, "%s", inner.text);
-    }
-    mem_free(text);
-    return rc;
-}
+#include "model/json_file.h"
 
 /* The settings of sentence-transformers' Pooling: one flag for each way; what several flags ask for
  * together is joined there. Newer files have the name of the way alone. */
@@ -110,7 +86,7 @@ static int read_dense(const char *dir, struct pooling_dense *dense, struct pooli
     const char *what = "Tanh";
     dense->bias = true;
     snprintf(name, sizeof name, "%s/config.json", dense->folder);
-    int rc = read_tree(dir, name, &config, fault);
+    int rc = json_file_read(dir, name, &config, fault);
     if (!rc && !config) {
         snprintf(out->other, sizeof out->other, "%.70s, which is missing", name);
         return 0;
@@ -160,7 +136,7 @@ static int copy_prompts(const cJSON *prompts, struct pooling *out, struct fault 
 
 static int read_prompts(const char *dir, struct pooling *out, struct fault *fault) {
     cJSON *config = NULL;
-    int rc = read_tree(dir, "config_sentence_transformers.json", &config, fault);
+    int rc = json_file_read(dir, "config_sentence_transformers.json", &config, fault);
     if (rc == 0 && config) rc = copy_prompts(json_get(config, "prompts"), out, fault);
     json_free(config);
     return rc;
@@ -176,11 +152,11 @@ int pooling_of_directory(const char *dir, struct pooling *out, struct fault *fau
     cJSON *modules = NULL, *config = NULL;
     char name[256];
     *out = (struct pooling){0};
-    int rc = read_tree(dir, "modules.json", &modules, fault);
+    int rc = json_file_read(dir, "modules.json", &modules, fault);
     const char *folder = modules ? read_modules(modules, out) : "1_Pooling";
     if (rc == 0 && folder && !strstr(folder, "..")) {
         snprintf(name, sizeof name, "%.200s/config.json", folder);
-        rc = read_tree(dir, name, &config, fault);
+        rc = json_file_read(dir, name, &config, fault);
     }
     if (config) read_modes(config, out);
     json_free(config);
@@ -189,7 +165,7 @@ int pooling_of_directory(const char *dir, struct pooling *out, struct fault *fau
         rc = read_dense(dir, &out->dense[i], out, fault);
     if (out->other[0]) memset(out->dense, 0, sizeof out->dense); /* no vector is made */
     if (rc == 0) rc = read_prompts(dir, out, fault);
-    if (rc == 0) rc = read_tree(dir, "sentence_bert_config.json", &config, fault);
+    if (rc == 0) rc = json_file_read(dir, "sentence_bert_config.json", &config, fault);
     int64_t most = 0;
     if (rc == 0 && config)
         rc = json_int(config, NULL, "max_seq_length", 1, INT32_MAX, &most, fault);

@@ -155,10 +155,11 @@ int weights_join(struct weights *w, const struct packing *how, struct fault *fau
 #define MODEL  "model."
 
 /* Returns the name that a tensor has in a model without other parts: "language_model.model.X" and
- * "model.language_model.X" become "model.X", and so does Nemotron-H's "backbone.X". Names are
- * shortened in their own memory. */
+ * "model.language_model.X" become "model.X", and so do Idefics3's "model.text_model.X" and
+ * Nemotron-H's "backbone.X". Names are shortened in their own memory. */
 static const char *text_name(const char *name) {
-    static const char model[] = MODEL, *const outer[] = {MODEL INSIDE, "backbone."};
+    static const char model[] = MODEL, *const outer[] = {MODEL INSIDE, MODEL "text_model.",
+                                                         "backbone."};
     static const char *const encoders[] = {"bert.", "roberta."};
     if (strncmp(name, INSIDE, strlen(INSIDE)) == 0) return name + strlen(INSIDE);
     for (size_t i = 0; i < sizeof encoders / sizeof *encoders; i++)

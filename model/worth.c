@@ -231,7 +231,8 @@ static void draw_entries(struct worth_text *text, uint64_t seed) {
 /* No row wants logits, so that the last layer ends with attention. */
 static int worth_step(struct worth *w, const int32_t *tokens, int pos, int rows) {
     const struct kern_span span = {.count = rows, .pos = pos};
-    const struct kern_batch batch = {tokens + pos, &span, rows, 1};
+    const struct kern_batch batch = {
+        .tokens = tokens + pos, .spans = &span, .rows = rows, .span_count = 1};
     const float *logits;
     w->batch = &batch;
     w->rc = 0;

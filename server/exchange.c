@@ -165,6 +165,7 @@ void exchange_unref(struct exchange *ex) {
     for (int i = 0; i < ex->job_count; i++) engine_job_close(&ex->jobs[i]);
     mem_free(ex->jobs);
     mem_free(ex->progress);
+    exchange_drop_pictures(ex);
     move_close(ex);
     exchange_drop_body(ex);
     ledger_leave(&server->ledger, &ex->entry);

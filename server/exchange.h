@@ -181,7 +181,9 @@ struct exchange {
     struct arena arena;
     struct oai_request request;
     struct engine_constraint *constraint; /* for all jobs; NULL = none */
-    struct engine_adapter adapter;        /* number 0: none */
+    struct picture **pictures; /* [picture_count] of the chat, in order; each with a count */
+    int picture_count;
+    struct engine_adapter adapter; /* number 0: none */
     char adapter_name[ENGINE_ADAPTER_NAME];
     bool again; /* other languages are being compiled: queue the work once more */
     struct oai_error error;
@@ -311,6 +313,9 @@ void works_add(struct exchange *exchange); /* exchange_prepared follows, always 
 void prepare_run(uv_work_t *work);           /* sets exchange->again if it must be queued again */
 void prepare_end(struct exchange *exchange); /* frees what the work needed, if it is not */
 /* Computes the space of the client's conversations with this salt, on this server's model. */
+/* Decodes the request's pictures (pictures.c). 0, or -1 with exchange->error. */
+int prepare_pictures(struct exchange *exchange);
+void exchange_drop_pictures(struct exchange *exchange);
 int prepare_space(const struct exchange *exchange, const char *salt, uint8_t space[16]);
 
 /* stream.c */

@@ -9,6 +9,7 @@
 #define OAI_JSON_DEPTH         512    /* JSON_MAX_DEPTH */
 #define OAI_JSON_VALUES        100000 /* JSON values besides the token ids of the longest text */
 #define OAI_MESSAGES_MAX       4096
+#define OAI_PICTURES_MAX       64   /* pictures of one request; each takes a process for a moment */
 #define OAI_TOOLS_MAX          4096 /* names are compared with each other */
 #define OAI_TOOL_NAME_BYTES    128
 #define OAI_PROMPTS_MAX        128     /* per request; each is a job with its own queue place */

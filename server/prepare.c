@@ -186,15 +186,18 @@ static int join_front(struct exchange *ex, struct engine_ids *ids) {
     const struct engine_ids front = {.ids = (int32_t *)(uintptr_t)request->front,
                                      .count = request->front_count};
     struct engine_ids at[] = {front, *ids};
+    for (int i = 0; i < ids->picture_row_count; i++) ids->picture_rows[i].at += front.count;
     return join_token_parts(&(struct parts){ex, at, 2}, ids);
 }
 
 static int render_chat(struct exchange *ex, struct engine_ids *ids, struct fault *fault) {
     const struct engine *engine = ex->model->engine;
     const struct oai_request *request = &ex->request;
-    int rc = engine_render_chat(engine, request->context, request->longest, &ex->arena, ids, fault);
+    const struct engine_chat chat = {request->context, (const struct picture *const *)ex->pictures,
+                                     ex->picture_count, request->longest};
+    int rc = engine_render_chat(engine, &chat, &ex->arena, ids, fault);
     if (!rc && request->front_count) return join_front(ex, ids);
-    if (rc || !request->earlier) return rc;
+    if (rc || !request->earlier || ids->picture_row_count) return rc;
     return oai_continue_ids(engine, request->earlier, request->earlier_count, &ex->arena, ids);
 }
 
@@ -208,9 +211,9 @@ static int render_pair(struct exchange *ex, const struct oai_pair *pair, struct 
         return engine_tokenize_pair(ex->model->engine, pair->query, pair->document, (size_t)most,
                                     &ex->arena, ids, fault);
     cJSON *context = oai_pair_context(pair);
-    int rc = context ? engine_render_chat(ex->model->engine, context, ex->request.longest,
-                                          &ex->arena, ids, fault)
-                     : ERR_NOMEM;
+    const struct engine_chat chat = {.context = context, .longest = request->longest};
+    int rc =
+        context ? engine_render_chat(ex->model->engine, &chat, &ex->arena, ids, fault) : ERR_NOMEM;
     cJSON_Delete(context);
     return rc;
 }
@@ -222,6 +225,8 @@ static int find_prompt(struct exchange *ex, int i, struct engine_ids *ids) {
     struct fault fault = {0};
     char field[OAI_PATH];
     int rc = 0;
+    *ids = (struct engine_ids){0};
+    if (!prompt && prepare_pictures(ex)) return -1;
     if (!prompt)
         rc = render_chat(ex, ids, &fault);
     else if (prompt->pair)
@@ -363,6 +368,10 @@ static int make_job(struct exchange *ex, int i, struct score_sums *sums) {
     oai_bound_thought(&ex->request, request);
     request->prompt = ids.ids;
     request->prompt_count = (int32_t)ids.count;
+    request->pictures = (const struct picture *const *)ex->pictures;
+    request->picture_count = ex->picture_count;
+    request->picture_rows = ids.picture_rows;
+    request->picture_row_count = ids.picture_row_count;
     request->second = (int32_t)ids.second;
     request->choices = ex->request.n;
     if (ex->request.context && request->kv.retain && !ex->request.front_count)
@@ -484,6 +493,7 @@ void prepare_end(struct exchange *ex) {
     ex->request.constraint = NULL;
     ex->request.salt = ex->request.session = ex->request.suffix = NULL;
     ex->request.files = NULL;
+    ex->request.pictures = NULL;
     ex->request.adapter = ex->request.adapter_path = NULL;
     if (!ex->job_count) arena_close(&ex->arena); /* a text answer is complete */
 }

@@ -30,6 +30,7 @@
  * three times as many; KEEPD_FAKE_UNUSED, MiB that are free where models are held (65,536);
  * KEEPD_FAKE_LOAD_MS, the time that loading one takes; a model whose path
  * holds "broken" is refused, and one in a directory with a file `fails` cannot be loaded;
+ * KEEPD_FAKE_PICTURES, a model that sees pictures, of which its template shows what they are;
  * KEEPD_FAKE_NO_VECTORS, a model that has none; KEEPD_FAKE_GATE, a path: messages that contain "at
  * the gate" are rendered, and uploads refused, once a file is there.
  */
@@ -118,6 +119,16 @@ static enum engine_pooling fake_pooling(const char *name) {
                                               : ENGINE_POOL_LAST;
 }
 
+static const struct picture_form fake_form = {.kind = PICTURE_IDEFICS3,
+                                              .filter = PICTURE_LANCZOS,
+                                              .longest_edge = 128,
+                                              .tile_edge = 64,
+                                              .splits = true,
+                                              .tile_tokens = 4,
+                                              .rescale = 1.0 / 255,
+                                              .mean = {0.5f, 0.5f, 0.5f},
+                                              .deviation = {0.5f, 0.5f, 0.5f}};
+
 static void fill_info(struct engine *e) {
     const struct engine_options *o = &e->options;
     int64_t pages = o->kv_pool_bytes ? o->kv_pool_bytes / PAGE_BYTES : 1 << 16;
@@ -160,6 +171,7 @@ static void fill_info(struct engine *e) {
                              .has_chat_template = !env_int("KEEPD_FAKE_NO_TEMPLATE", 0),
                              .chat_template = "fake",
                              .tool_template = fake_tool_template(),
+                             .pictures = getenv("KEEPD_FAKE_PICTURES") ? &fake_form : NULL,
                              .bos_token = "",
                              .eos_token = fake_special_names[END_OF_TEXT - IM_START],
                              .sampling = engine_choose_sampling(

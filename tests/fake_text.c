@@ -96,6 +96,31 @@ static void write_calls(struct buf *out, const cJSON *message) {
     }
 }
 
+enum { PICTURE_TEXT = 64 };
+
+/* Writes a content. A picture is text, "[WIDTHxHEIGHT, ROWSxCOLUMNS, DIGEST]" with the digest's
+ * first four bytes. Returns how many pictures it has. */
+static int add_content(struct engine_ids *out, const cJSON *message, const char *content,
+                       size_t size, const struct picture *const *pictures) {
+    const cJSON *end;
+    size_t at = 0;
+    int count = 0;
+    cJSON_ArrayForEach(end, json_get(message, ENGINE_CHAT_PICTURE_ENDS)) {
+        const struct picture *picture = pictures[count++];
+        const size_t place = size - (size_t)end->valuedouble;
+        const uint8_t *digest = picture->digest;
+        char text[PICTURE_TEXT];
+        add_bytes(out, content + at, place - at);
+        at = place;
+        snprintf(text, sizeof text, "[%dx%d, %dx%d, %02x%02x%02x%02x]", picture->width,
+                 picture->height, picture->rows, picture->columns, digest[0], digest[1], digest[2],
+                 digest[3]);
+        add_bytes(out, text, strlen(text));
+    }
+    add_bytes(out, content + at, size - at);
+    return count;
+}
+
 static size_t rendered_size(const cJSON *messages) {
     const cJSON *message;
     size_t size = 16;
@@ -124,13 +149,15 @@ void fake_wait_at_gate(void) {
     while (gate && access(gate, F_OK)) usleep(1000);
 }
 
-int engine_render_chat(const struct engine *e, const cJSON *context, int longest,
-                       struct arena *arena, struct engine_ids *out, struct fault *fault) {
-    const cJSON *messages = json_get(context, "messages"), *message;
-    (void)longest; /* lengths are checked behind the template */
+/* Lengths are checked behind the template. */
+int engine_render_chat(const struct engine *e, const struct engine_chat *chat, struct arena *arena,
+                       struct engine_ids *out, struct fault *fault) {
+    const cJSON *context = chat->context, *messages = json_get(context, "messages"), *message;
+    const struct picture *const *pictures = chat->pictures;
     if (!engine_info(e)->has_chat_template)
         return fault_set(fault, ERR_UNSUPPORTED, "messages", "this model has no chat template");
-    int rc = add_ids(arena, out, rendered_size(messages), fault);
+    int rc = add_ids(arena, out,
+                     rendered_size(messages) + (size_t)chat->picture_count * PICTURE_TEXT, fault);
     if (rc) return rc;
     cJSON_ArrayForEach(message, messages) {
         const char *role = json_get(message, "role")->valuestring;
@@ -144,7 +171,7 @@ int engine_render_chat(const struct engine *e, const cJSON *context, int longest
         size_t size;
         content = json_arena_text(arena, content, &size);
         if (!content) return fault_set(fault, ERR_NOMEM, NULL, "no memory for a message");
-        add_bytes(out, content, size);
+        pictures += add_content(out, message, content, size, pictures);
         add_calls(out, message);
         if (!message->next && cJSON_IsTrue(json_get(context, "continue_final_message"))) return 0;
         out->ids[out->count++] = IM_END;

@@ -47,7 +47,7 @@ static bool render_sample(const struct text *text, bool cut, struct arena *arena
     struct fault ignored;
     cJSON *chat = sample_chat(cut);
     const bool rendered =
-        chat && text_render_chat(text, chat, ENDS_IDS_MAX, arena, ids, &ignored) == 0;
+        chat && text_render_chat(text, chat, NULL, ENDS_IDS_MAX, arena, ids, &ignored) == 0;
     json_free(chat);
     return rendered;
 }

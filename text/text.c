@@ -16,6 +16,7 @@
 #include "base/gguf.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "text/contents.h"
 
 #define CONFIG_BYTES_MAX   ((size_t)8 << 20)
 #define TEMPLATE_BYTES_MAX ((size_t)1 << 20)
@@ -291,6 +292,8 @@ static int open_text_gguf(const char *path, const char *given, struct text *text
     return rc;
 }
 
+static void find_lists(struct text *text); /* below, with what renders chats */
+
 static bool is_file(const char *path) {
     struct stat st;
     return stat(path, &st) == 0 && S_ISREG(st.st_mode);
@@ -305,6 +308,7 @@ int text_open(const char *path, const char *given, struct text *text, struct fau
     if (rc == 0) {
         text->bos = text_copy_token(text->tokens, "bos_token");
         text->eos = text_copy_token(text->tokens, "eos_token");
+        find_lists(text);
     } else {
         text_close(text);
     }
@@ -359,7 +363,7 @@ static cJSON *with_model_strings(const struct text *text, const cJSON *context) 
             continue;
         ok = ok && cJSON_AddItemReferenceToObject(full, item->string, (cJSON *)(uintptr_t)item);
     }
-    if (ok) return full;
+    if (ok && contents_divide(full, text->lists)) return full;
     cJSON_Delete(full);
     return NULL;
 }
@@ -467,14 +471,16 @@ static bool is_own_role(const char *role) {
 }
 
 /* Replaces the messages by those that have another role. */
-static bool leave_out(cJSON *full, const cJSON *context, const char *role) {
+static bool leave_out(const struct text *text, cJSON *full, const cJSON *context,
+                      const char *role) {
     cJSON *others = cJSON_CreateArray(), *message;
     bool ok = others != NULL;
     cJSON_ArrayForEach(message, json_get(context, "messages")) {
         if (strcmp(role_of(message), role) == 0) continue;
         ok = ok && cJSON_AddItemReferenceToArray(others, message);
     }
-    if (ok && cJSON_ReplaceItemInObjectCaseSensitive(full, "messages", others)) return true;
+    if (ok && cJSON_ReplaceItemInObjectCaseSensitive(full, "messages", others))
+        return contents_divide(full, text->lists);
     cJSON_Delete(others);
     return false;
 }
@@ -489,7 +495,7 @@ static bool is_left_out(const struct text *text, const cJSON *context, const str
     cJSON *full = with_model_strings(text, context);
     arena_open(&arena, AGAIN_BYTES_MAX);
     input.context = full;
-    bool same = full && leave_out(full, context, role) &&
+    bool same = full && leave_out(text, full, context, role) &&
                 chat_render(template_of(text, context), &input, &arena, &without, &fault) == 0 &&
                 without.size == with->size && memcmp(without.text, with->text, with->size) == 0;
     cJSON_Delete(full);
@@ -559,8 +565,9 @@ static int text_encode_rendered(const struct text *text, const struct chat_text 
                       rendered->untrusted_count, max_ids, arena, out, fault);
 }
 
-int text_render_chat(const struct text *text, const cJSON *context, size_t max_ids,
-                     struct arena *arena, struct tok_ids *out, struct fault *fault) {
+int text_render_chat(const struct text *text, const cJSON *context, struct text_pictures *pictures,
+                     size_t max_ids, struct arena *arena, struct tok_ids *out,
+                     struct fault *fault) {
     const struct chat *chat = template_of(text, context);
     if (!chat)
         return fault_set(fault, ERR_UNSUPPORTED, "messages",
@@ -575,17 +582,53 @@ int text_render_chat(const struct text *text, const cJSON *context, size_t max_i
     if (rc == 0) rc = check_roles(text, context, &rendered, &input, fault);
     if (rc == 0 && cJSON_IsTrue(json_get(context, "continue_final_message")))
         rc = cut_after_final(&rendered, context, arena, fault);
+    if (rc == 0 && pictures) rc = contents_expand(&rendered, pictures, arena, fault);
     if (rc == 0) rc = text_encode_rendered(text, &rendered, max_ids, arena, out, fault);
+    if (rc == 0 && pictures) rc = contents_find_rows(text->tok, out, pictures, arena, fault);
     cJSON_Delete(full);
     return rc;
 }
 
-/* ---- The border ---- */
+/* ---- Lists of parts ---- */
 
 #define BORDER_BYTES_MAX ((size_t)64 << 20)
 
-/* The other question: a character that no text has, and that no template trims. */
+/* A question for trials: a character that no text has, and that no template trims. */
 static const char other_question[] = "\xEE\x80\x80"; /* U+E000 */
+
+/* Does the template show a user's message whose content has the form that text->lists says? */
+static bool shows_question(const struct text *text, const cJSON *context) {
+    struct chat_input input = {.now = clock_unix_seconds()};
+    struct chat_text rendered = {0};
+    struct fault fault = {0};
+    struct arena arena;
+    cJSON *full = with_model_strings(text, context);
+    arena_open(&arena, BORDER_BYTES_MAX);
+    input.context = full;
+    bool shows = full && list_trusted(text, &arena, &input, &fault) == 0 &&
+                 chat_render(text->chat, &input, &arena, &rendered, &fault) == 0 &&
+                 memmem(rendered.text, rendered.size, other_question, sizeof other_question - 1);
+    cJSON_Delete(full);
+    arena_close(&arena);
+    return shows;
+}
+
+/* Templates of models that see pictures may pass over contents that are strings. */
+static void find_lists(struct text *text) {
+    static const char source[] =
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"\xEE\x80\x80\"}],"
+        " \"add_generation_prompt\": true}";
+    const struct json_limits limits = {.bytes = sizeof source, .depth = 8};
+    cJSON *context = NULL;
+    if (!text->chat || json_parse(source, sizeof source - 1, &limits, &context, NULL)) return;
+    if (!shows_question(text, context)) {
+        text->lists = true;
+        text->lists = shows_question(text, context);
+    }
+    json_free(context);
+}
+
+/* ---- The border ---- */
 
 static bool is_system(const cJSON *message) {
     const cJSON *role = json_get(message, "role");
@@ -606,7 +649,7 @@ static bool has_head(const cJSON *context, size_t least) {
 }
 
 /* Puts the system messages and the other question in the place of the messages. */
-static bool ask_otherwise(cJSON *full, const cJSON *context) {
+static bool ask_otherwise(const struct text *text, cJSON *full, const cJSON *context) {
     cJSON *messages = cJSON_CreateArray(), *user = cJSON_CreateObject(), *message;
     bool ok = messages && user && cJSON_AddStringToObject(user, "role", "user") &&
               cJSON_AddStringToObject(user, "content", other_question);
@@ -619,7 +662,8 @@ static bool ask_otherwise(cJSON *full, const cJSON *context) {
         cJSON_Delete(messages);
         return false;
     }
-    if (cJSON_ReplaceItemInObjectCaseSensitive(full, "messages", messages)) return true;
+    if (cJSON_ReplaceItemInObjectCaseSensitive(full, "messages", messages))
+        return contents_divide(full, text->lists);
     cJSON_Delete(messages);
     return false;
 }
@@ -637,7 +681,7 @@ size_t text_chat_border(const struct text *text, const cJSON *context, const int
     cJSON *full = with_model_strings(text, context);
     arena_open(&arena, BORDER_BYTES_MAX);
     input.context = full;
-    int rc = full && ask_otherwise(full, context) ? 0 : ERR_NOMEM;
+    int rc = full && ask_otherwise(text, full, context) ? 0 : ERR_NOMEM;
     if (rc == 0) rc = list_trusted(text, &arena, &input, &fault);
     if (rc == 0) rc = chat_render(chat, &input, &arena, &rendered, &fault);
     /* The other chat is longer than this one by a few tokens at most. */

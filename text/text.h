@@ -3,6 +3,7 @@
 #ifndef KEEPD_TEXT_TEXT_H
 #define KEEPD_TEXT_TEXT_H
 
+#include "picture/picture.h"
 #include "text/chat.h"
 #include "text/tok/tok.h"
 
@@ -11,9 +12,10 @@ struct text {
     struct chat *chat;          /* NULL: the model has no template and /chat is refused */
     struct chat *tool_chat;     /* for chats with tools; NULL: `chat` serves them */
     char *source, *tool_source; /* text of the templates; NULL without one */
-    char *bos, *eos;            /* "" when the model names none */
-    cJSON *tokens; /* object: bos_token, eos_token, pad_token, image_token, ... as templates get
-                      them */
+    bool lists;      /* the template shows contents that are lists of parts, but no strings */
+    char *bos, *eos; /* "" when the model names none */
+    cJSON *tokens;   /* object: bos_token, eos_token, pad_token, image_token, ... as templates get
+                        them */
 };
 
 /* In a directory it reads tokenizer.json (or what it replaced, see tok_open_dir),
@@ -31,13 +33,28 @@ void text_close(struct text *text);
 /* A chat may have this many roles that are not OpenAI's: each costs one more rendering. */
 #define TEXT_OWN_ROLES_MAX 4
 
-/* Renders a chat and tokenises it. ERR_INVALID with the field "messages[I].role": the template
+/* A member of a message with pictures: for each of them, in order, how many bytes of the content
+ * are behind it. The content is a string; the template gets a list of parts. */
+#define TEXT_PICTURE_ENDS "picture_ends"
+
+/* The pictures of a chat, in the order of its messages. */
+struct text_pictures {
+    enum picture_kind kind;
+    const struct picture *const *pictures;
+    int count;
+    /* Where their tiles lie in the tokens, in the arena: filled by text_render_chat. */
+    struct picture_rows *rows;
+    int row_count;
+};
+
+/* Renders a chat and tokenises it; `pictures` NULL: it has none. In the rows of pictures the tokens
+ * are the model's mark. ERR_INVALID with the field "messages[I].role": the template
  * leaves out the messages of this role, or does not name it; it is not one of OpenAI's. ERR_LIMIT
  * without a field: more than `max_ids` tokens. ERR_LIMIT with a field: the limit of the place that
  * the field names (the template's line, the tokenizer).
  */
-int text_render_chat(const struct text *text, const cJSON *context, size_t max_ids,
-                     struct arena *arena, struct tok_ids *out, struct fault *fault);
+int text_render_chat(const struct text *text, const cJSON *context, struct text_pictures *pictures,
+                     size_t max_ids, struct arena *arena, struct tok_ids *out, struct fault *fault);
 
 /* Returns how many of a rendered chat's tokens do not depend on what its user says: the tokens that
  * it has in common with a chat of the same system messages and tools and another question. Tokens

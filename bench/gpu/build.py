@@ -11,7 +11,7 @@ import tarfile
 
 from harness import ROOT, LeftOut, find_capability
 
-LIBRARIES = ["libmicrohttpd", "gnutls", "libcjson", "libuv", "libpcre2-8", "inih", "nettle"]
+LIBRARIES = ["libmicrohttpd", "gnutls", "libcjson", "libuv", "libpcre2-8", "inih", "nettle", "libjpeg", "libpng", "libwebp"]
 ARCHIVE = ROOT / "build" / "gpu-carry.tar.xz"
 # Loaded when a GPU is opened; the last one only for several.
 CUDA_LIBRARIES = ["libcublasLt.so.13", "libnccl.so.2"]

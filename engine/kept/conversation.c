@@ -216,6 +216,9 @@ int32_t conversation_common(const int32_t *a, int32_t a_count, const int32_t *b,
     int32_t n = a_count < b_count ? a_count : b_count, i = 0;
     while (n - i >= BLOCK && memcmp(a + i, b + i, BLOCK * sizeof *a) == 0) i += BLOCK;
     while (i < n && a[i] == b[i]) i++;
+    /* The first ids of two pictures may be equal by chance: their entries are not. */
+    if (i < n && engine_is_picture_id(a[i]) && engine_is_picture_id(b[i]))
+        while (i > 0 && engine_is_picture_id(a[i - 1])) i--;
     return i;
 }
 

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/err.h"
 #include "base/mem.h"
+#include "engine/engine.h"
 
 enum { BITS_LEAST = 8, BITS_MOST = 16 };
 
@@ -117,7 +118,10 @@ static int32_t find_followers(struct draft *draft, int32_t *tokens, int32_t coun
     if (left > 0 && most > left) most = left;
     /* If the text repeats a short part, the source runs past the end of the text and continues in
      * the draft itself. */
-    for (int32_t i = 0; i < most; i++) tokens[count + i] = token_at(draft, tokens, best + i);
+    for (int32_t i = 0; i < most; i++) {
+        tokens[count + i] = token_at(draft, tokens, best + i);
+        if (engine_is_picture_id(tokens[count + i])) return i; /* no answer has it */
+    }
     return most;
 }
 

@@ -57,6 +57,9 @@ void sched_open(struct sched *sched, const struct sched_options *options) {
         sched->wide_scratch = mem_must_alloc(kern_alternatives_scratch(options->vocab), 1);
     }
     drafter_open(&sched->drafter, &options->drafter, options->vocab);
+    pictures_open(&sched->pictures, &options->pictures);
+    if (options->pictures.encoder)
+        sched->given = mem_must_alloc((size_t)options->rows_max, sizeof *sched->given);
     queue_open(&sched->queue, options->clients_max, options->sequences_max);
     keeper_open(
         &sched->keeper,
@@ -145,6 +148,7 @@ void sched_close(struct sched *sched) {
     sched_abandon(sched, ENGINE_FINISH_ABORT, 0);
     sched_publish_finished(sched);
     drafter_close(&sched->drafter);
+    pictures_close(&sched->pictures);
     keeper_close(&sched->keeper);
     queue_close(&sched->queue);
     mem_free(sched->sequences);
@@ -153,6 +157,7 @@ void sched_close(struct sched *sched) {
     mem_free(sched->span_sequences);
     mem_free(sched->sorted);
     mem_free(sched->rows);
+    mem_free(sched->given);
     mem_free(sched->want);
     mem_free(sched->wants);
     mem_free(sched->samples);
@@ -317,7 +322,7 @@ static void end_failed(struct sched *sched, const struct engine_job *job) {
     }
 }
 
-static void fail_job(struct sched *sched, struct engine_job *job, int rc, const char *what) {
+void sched_fail_job(struct sched *sched, struct engine_job *job, int rc, const char *what) {
     fault_set(&job->fault, rc, NULL, "the engine failed: %s", what);
     end_failed(sched, job);
 }
@@ -380,7 +385,7 @@ static void fork_choices(struct sched *sched) {
         if (seq->finish != ENGINE_RUNNING) continue;
         int rc = kern->ops->fork(kern, seq->leader->slot, seq->slot);
         if (rc != 0) {
-            fail_job(sched, seq->job, rc, err_text(rc));
+            sched_fail_job(sched, seq->job, rc, err_text(rc));
             continue;
         }
         seq->due = seq->leader->due;
@@ -437,7 +442,8 @@ static bool record_samples(struct sched *sched, const struct sched_step *step, i
         const struct sched_want *want = &sched->wants[i];
         if (!is_in_round(want->seq, round)) continue; /* also if the job has just failed */
         if (!is_number(&sched->sampled[i])) {
-            fail_job(sched, want->seq->job, ERR_INTERNAL, "the model's logits are not numbers");
+            sched_fail_job(sched, want->seq->job, ERR_INTERNAL,
+                           "the model's logits are not numbers");
             continue;
         }
         if (sched_judged(want) >= 0) {
@@ -446,7 +452,7 @@ static bool record_samples(struct sched *sched, const struct sched_step *step, i
         }
         int rc = list_alternatives(sched, want, logits + (size_t)i * (size_t)sched->options.vocab);
         if (rc != 0) {
-            fail_job(sched, want->seq->job, rc, err_text(rc));
+            sched_fail_job(sched, want->seq->job, rc, err_text(rc));
             continue;
         }
         if (want->scored >= 0) {
@@ -536,8 +542,8 @@ static int compute_step(struct sched *sched) {
         rc = begin_step(sched, &step);
     }
     if (rc != 0) return rc;
-    sched->all_wait = step.batch.rows == 0;
-    if (sched->all_wait) return 0;
+    sched->all_wait = step.batch.rows == 0 && !sched->encoded;
+    if (step.batch.rows == 0) return 0;
     begin = sched_clock(sched);
     rc = sched->options.model_step(sched->options.model, &step.batch, sched->want, step.want_count,
                                    &logits, sched_pools(sched, &step) ? &hidden : NULL);
@@ -582,10 +588,11 @@ bool sched_step(struct sched *sched, bool *device_failed) {
     for (int i = 0; i < sched->running; i++)
         if (seq_waits(&sched->sequences[sched->order[i]]))
             settle_mask(sched, &sched->sequences[sched->order[i]]);
+    int rc = sched_encode(sched);
     end_finished(sched);
-    if (sched->running == 0) return had_work;
+    if (rc == 0 && sched->running == 0) return had_work;
     sched_pay_evictions(sched);
-    int rc = compute_step(sched);
+    if (rc == 0) rc = compute_step(sched);
     sched->counters.steps++;
     sched->counters.mask_work += sched->mask_work.spent;
     if (sched->mask_ns > 0) hist_add(&sched->counters.mask_seconds, (double)sched->mask_ns * 1e-9);

@@ -7,12 +7,13 @@
  *      (engine/kept/keeper.h);
  *   2. generating sequences whose next append would exceed M + buffer evict; then sequences that
  *      have used up the model's positions are shifted (sched_evict.c);
- *   3. a batch: one row for every generating sequence, and rows for the tokens with which it
+ *   3. of the pictures in prompts, a part of a tile is encoded (sched_pictures.c);
+ *   4. a batch: one row for every generating sequence, and rows for the tokens with which it
  *      probably goes on (sched_draft.c), then prompt rows, oldest first, up to the row budget of
  *      the step (beside answers a smaller one, pace.h) and never past a sequence's next eviction
  *      point or border; clients that run more than their part take turns (sched_turns.c);
- *   4. the model runs; wanted rows are sampled or scored; tokens are published;
- *   5. sequences at an eviction point evict, after readers were woken for first tokens; the
+ *   5. the model runs; wanted rows are sampled or scored; tokens are published;
+ *   6. sequences at an eviction point evict, after readers were woken for first tokens; the
  *      streams of finished ones become a conversation or return to the pool.
  * Other requests change when a token is computed, never which token: eviction points depend on the
  * request alone (paging/due.h) and the backend's rows are independent (kernels/kern.h).
@@ -46,6 +47,7 @@
 #include "engine/kept/keeper.h"
 #include "engine/steps/drafter.h"
 #include "engine/steps/pace.h"
+#include "engine/steps/pictures.h"
 #include "engine/steps/queue.h"
 #include "engine/steps/sched_kv.h"
 #include "engine/steps/seq.h"
@@ -100,7 +102,8 @@ struct sched_options {
     size_t copy_bytes;    /* copied out of the cache, and into it, in one step, at least */
     int sequences_max, conversations_max, rows_max, logits_max;
     int drafts; /* drafted tokens of a sequence in one step, at most; 0..DRAFT_MAX */
-    struct drafter_options drafter; /* the draft model; all 0: there is none */
+    struct drafter_options drafter;   /* the draft model; all 0: there is none */
+    struct pictures_options pictures; /* the encoder of pictures; all 0: there is none */
     /* The hidden states of the rows that the last step wanted, in their order, [.., drafter.width]
      * in the backend's memory; for a drafter with a width. */
     const float *(*wanted_hidden)(void *model);
@@ -166,16 +169,19 @@ struct sched {
     struct sched_turns turns;
     struct pace pace;
     struct drafter drafter;
+    struct pictures pictures;
     struct sched_ended ended;
     struct engine_counters counters;
     struct constraint_work mask_work; /* budget of the step for masks */
     int64_t mask_ns;                  /* time that the step has spent on them */
     bool all_wait; /* the last step had no row: all running sequences wait for masks */
+    bool encoded;  /* a part of a tile was encoded before the last step */
     /* Scratch of one step. */
     struct kern_span *spans;
     struct sequence **span_sequences; /* the sequence of spans[i] */
     struct sequence **sorted;         /* running sequences in another order */
     int32_t *rows, *want;
+    struct kern_given *given; /* [rows_max]; NULL: there are no pictures */
     struct sched_want *wants;
     struct kern_sample *samples;
     struct kern_sampled *sampled;

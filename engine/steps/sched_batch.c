@@ -22,6 +22,8 @@ static void add_rows(struct sched *sched, struct sched_step *step, struct sequen
                            .rule = &seq->kv.rule};
     memcpy(sched->rows + step->batch.rows, seq->tokens + seq->due.tokens,
            (size_t)count * sizeof *sched->rows);
+    if (seq->job->request.picture_row_count > 0)
+        sched_give_pictures(sched, step, seq, &sched->spans[step->batch.span_count - 1]);
     step->batch.rows += count;
 }
 
@@ -81,6 +83,7 @@ static void add_prompt(struct sched *sched, struct sched_step *step, struct sequ
     int32_t left = step->rows_most - step->batch.rows;
     if (count > left) count = left;
     if (count > sched_rows_to_border(seq)) count = sched_rows_to_border(seq);
+    if (request->picture_row_count > 0) count = sched_rows_to_picture(sched, seq, count);
     if (count == rest && sched_first_waits(sched, seq)) count--;
     if (count == rest && !has_judged_logits(step, request)) count--;
     if (request->prompt_logprobs) count = scored_rows(step, seq, count);
@@ -192,8 +195,9 @@ static void add_draft_wants(struct sched *sched, struct sched_step *step) {
 void sched_build_step(struct sched *sched, struct sched_step *step) {
     const struct sched_options *options = &sched->options;
     int logits = options->logits_max < options->rows_max ? options->logits_max : options->rows_max;
-    *step = (struct sched_step){.batch = {.tokens = sched->rows, .spans = sched->spans},
-                                .spare_logits = logits - sched->running};
+    *step = (struct sched_step){
+        .batch = {.tokens = sched->rows, .spans = sched->spans, .given = sched->given},
+        .spare_logits = logits - sched->running};
     bool reads;
     int streams = find_streams(sched, &reads);
     sched_plan_drafts(sched, streams, reads ? 0 : step->spare_logits);

@@ -2,7 +2,8 @@
  * shifts), sched_turns.c (who takes part in a step), sched_batch.c (the rows of a step),
  * sched_admit.c (admission), sched_keep.c (sequences that continue conversations and become some),
  * sched_checkpoint.c (conversations that running sequences leave), sched_draft.c (drafted tokens),
- * sched_drafter.c (those of the draft model), sched_pool.c (vectors of texts).
+ * sched_drafter.c (those of the draft model), sched_pool.c (vectors of texts), sched_pictures.c
+ * (pictures in prompts).
  * No other file includes this. */
 #ifndef KEEPD_ENGINE_STEPS_SCHED_INT_H
 #define KEEPD_ENGINE_STEPS_SCHED_INT_H
@@ -48,6 +49,8 @@ struct sched_want {
                        token number i of those that the request judges */
 };
 
+/* Ends the job's sequences with an error. */
+void sched_fail_job(struct sched *sched, struct engine_job *job, int rc, const char *what);
 /* The time by which steps are measured. */
 int64_t sched_clock(const struct sched *sched);
 
@@ -111,6 +114,19 @@ void sched_open_draft(const struct sched *sched, struct sequence *seq);
 void sched_plan_drafts(struct sched *sched, int streams, int32_t most);
 /* After the samples: takes back the entries of drafted tokens that were not drawn, and counts. */
 int sched_end_drafts(struct sched *sched, const struct sched_step *step);
+
+/* ---- sched_pictures.c ---- */
+
+/* Encodes a part of a tile that some prompt has come to: sched->encoded says whether there was one.
+ * An error is the backend's. */
+int sched_encode(struct sched *sched);
+/* Returns how many of the next `most` rows of the prompt lie in front of a tile that is not
+ * encoded.
+ */
+int32_t sched_rows_to_picture(struct sched *sched, const struct sequence *seq, int32_t most);
+/* Fills step->batch.given for the span's rows that show tiles, which are all encoded. */
+void sched_give_pictures(struct sched *sched, struct sched_step *step, const struct sequence *seq,
+                         const struct kern_span *span);
 
 /* ---- sched_drafter.c ---- */
 

@@ -104,11 +104,12 @@ static void show_tool(struct oai_rewrite *w, const char *name, struct buf *out) 
         buf_fmt(out, "The tool %.128s can be called.", name);
 }
 
-/* Appends the text of one part of a result. */
-static int join_result(struct oai_rewrite *w, const cJSON *part, const char *path,
+/* Appends the text of one part of a result. `after`: behind a picture, which ends a line. */
+static int join_result(struct oai_rewrite *w, const cJSON *part, const char *path, bool after,
                        struct buf *out) {
     const char *name = name_in_reference(part), *text;
-    if (out->size) buf_char(out, '\n');
+    if (oai_is_picture(w->r, part)) return oai_rewrite_picture(w, part, path, out->size);
+    if (out->size && !after) buf_char(out, '\n');
     if (name) {
         show_tool(w, name, out);
         return 0;
@@ -128,9 +129,11 @@ static int read_result(struct oai_rewrite *w, const cJSON *parts, const char *pa
     int i = 0, rc = 0;
     if (!cJSON_IsArray(parts)) return oai_rewrite_join(w, parts, path, results, text);
     buf_open(&out, w->r->rules->body_bytes * 2);
+    bool after_picture = false;
     cJSON_ArrayForEach(part, parts) {
         oai_path(field, "%s[%d]", path, i++);
-        if (!rc) rc = join_result(w, part, field, &out);
+        if (!rc) rc = join_result(w, part, field, after_picture, &out);
+        after_picture = oai_is_picture(w->r, part);
     }
     *text = out.failed ? NULL : arena_strndup(w->r->arena, out.data ? out.data : "", out.size);
     buf_close(&out);
@@ -242,7 +245,7 @@ static int add_user_blocks(struct oai_rewrite *w, const cJSON *content, const ch
     const cJSON *block;
     const char *type, *part;
     char field[OAI_PATH];
-    bool said = false;
+    bool said = false, after_text = false;
     int i = 0;
     cJSON_ArrayForEach(block, content) {
         oai_path(field, "%s[%d]", path, i++);
@@ -251,15 +254,21 @@ static int add_user_blocks(struct oai_rewrite *w, const cJSON *content, const ch
         bool result = strcmp(type, "tool_result") == 0;
         if (result) {
             if (said && oai_rewrite_message(w, "user", text->data ? text->data : "")) return -1;
-            said = false;
+            said = after_text = false;
             buf_clear(text);
             if (add_result(w, block, field)) return -1;
             continue;
         }
-        if (read_user_block(w, block, field, type, &part)) return -1;
-        if (said) buf_char(text, '\n');
-        buf_str(text, part);
         said = true;
+        if (oai_is_picture(w->r, block)) {
+            if (oai_rewrite_picture(w, block, field, text->size)) return -1;
+            after_text = false;
+            continue;
+        }
+        if (read_user_block(w, block, field, type, &part)) return -1;
+        if (after_text) buf_char(text, '\n');
+        buf_str(text, part);
+        after_text = true;
     }
     if (text->failed) return oai_no_memory(w->r);
     return said || !i ? oai_rewrite_message(w, "user", text->data ? text->data : "") : 0;

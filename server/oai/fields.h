@@ -44,10 +44,6 @@ void oai_path(char path[OAI_PATH], const char *format, ...) __attribute__((forma
 int oai_check_fields(const struct oai_kind *kind, const cJSON *body, bool strict,
                      struct oai_error *error);
 
-/* Builds the chat template's context: messages with their content as one string, tools,
- * add_generation_prompt, continue_final_message and the members of chat_template_kwargs. */
-int oai_build_context(const cJSON *body, cJSON **context, struct oai_error *error);
-
 /* Returns whether the message has this role. */
 bool oai_has_role(const cJSON *message, const char *role);
 
@@ -74,6 +70,17 @@ struct oai_reader {
     struct oai_request *out;
     struct oai_error *error;
 };
+
+/* Builds the chat template's context: messages with their content as one string, tools,
+ * add_generation_prompt, continue_final_message and the members of chat_template_kwargs. Pictures
+ * become those of the request, in order, and each message with pictures says where they stand
+ * (ENGINE_CHAT_PICTURE_ENDS). Without rules there are no pictures, and no arena is needed. */
+int oai_build_context(struct oai_reader *r);
+
+/* Returns whether the part is a picture, and the model sees pictures. */
+bool oai_is_picture(const struct oai_reader *r, const cJSON *part);
+/* Reads such a part, which lies at `path`, and adds it to the request's pictures (pictures.c). */
+int oai_add_picture(struct oai_reader *r, const cJSON *part, const char *path);
 
 int oai_no_memory(const struct oai_reader *r);
 int oai_missing(const struct oai_reader *r, const char *field);

@@ -36,9 +36,9 @@ const char *oai_left_out(const char *type) {
     return "[A part was left out: this server reads text only.]";
 }
 
-/* Returns the text of one part, or NULL with *error. `result`: of a tool's result parts that are
- * not text are left out, because the client could not take the result back and the dialogue would
- * end. */
+/* Returns the text of one part that is no picture, or NULL with *error. `result`: of a tool's
+ * result parts that are not text are left out, because the client could not take the result back
+ * and the dialogue would end. */
 static const char *part_text(const cJSON *part, bool result, const char *path,
                              struct oai_error *error) {
     char field[OAI_PATH];
@@ -66,20 +66,61 @@ static const char *part_text(const cJSON *part, bool result, const char *path,
     return NULL;
 }
 
-/* Joins parts by line breaks, as other servers do. */
-static int join_parts(const cJSON *parts, bool result, const char *path, struct buf *out,
-                      struct oai_error *error) {
+/* A content being joined: texts that stand one behind the other by line breaks, as other servers
+ * do. The places of pictures are those in the text so far. */
+struct content {
+    struct buf text;
+    cJSON *places; /* an array; NULL: no picture yet */
+    bool after_text;
+};
+
+static int add_picture_place(struct oai_reader *r, struct content *content, const cJSON *part,
+                             const char *path) {
+    if (oai_add_picture(r, part, path)) return -1;
+    if (!content->places) content->places = cJSON_CreateArray();
+    cJSON *place = content->places ? cJSON_CreateNumber((double)content->text.size) : NULL;
+    if (!place || !cJSON_AddItemToArray(content->places, place)) {
+        cJSON_Delete(place);
+        return no_memory(r->error);
+    }
+    content->after_text = false;
+    return 0;
+}
+
+static int join_parts(struct oai_reader *r, const cJSON *parts, const cJSON *message,
+                      const char *path, struct content *content) {
+    const bool result = oai_has_role(message, "tool");
+    const bool shows = result || oai_has_role(message, "user");
     char field[OAI_PATH];
     const cJSON *part;
     int i = 0;
     cJSON_ArrayForEach(part, parts) {
-        oai_path(field, "%s[%d]", path, i);
-        const char *text = part_text(part, result, field, error);
+        oai_path(field, "%s[%d]", path, i++);
+        if (shows && oai_is_picture(r, part)) {
+            if (add_picture_place(r, content, part, field)) return -1;
+            continue;
+        }
+        const char *text = part_text(part, result, field, r->error);
         if (!text) return -1;
-        if (i++) buf_char(out, '\n');
-        buf_str(out, text);
+        if (content->after_text) buf_char(&content->text, '\n');
+        buf_str(&content->text, text);
+        content->after_text = true;
     }
-    return out->failed ? no_memory(error) : 0;
+    return content->text.failed ? no_memory(r->error) : 0;
+}
+
+/* Puts the content into the message. A text that is put in front of it later moves no picture,
+ * because the places are counted from the end. */
+static int put_joined(cJSON *copy, struct content *content, struct oai_error *error) {
+    cJSON *place;
+    cJSON_ArrayForEach(place, content->places)
+        cJSON_SetNumberValue(place, (double)content->text.size - place->valuedouble);
+    const char *text = content->text.data ? content->text.data : "";
+    if (put(copy, "content", cJSON_CreateString(text), error)) return -1;
+    if (!content->places) return 0;
+    cJSON *places = content->places;
+    content->places = NULL;
+    return put(copy, ENGINE_CHAT_PICTURE_ENDS, places, error);
 }
 
 bool oai_has_role(const cJSON *message, const char *role) {
@@ -103,12 +144,12 @@ static const char *content_instead(const cJSON *message) {
     return NULL;
 }
 
-static int put_content(cJSON *copy, const cJSON *message, const char *path,
-                       struct oai_error *error) {
+static int put_content(struct oai_reader *r, cJSON *copy, const cJSON *message, const char *path) {
+    struct oai_error *error = r->error;
     char field[OAI_PATH];
     const cJSON *content = json_get(message, "content");
     const char *instead = content ? NULL : content_instead(message);
-    struct buf text;
+    struct content joined = {.places = NULL};
     oai_path(field, "%s.content", path);
     if (cJSON_IsString(content))
         return put(copy, "content", cJSON_CreateString(content->valuestring), error);
@@ -118,10 +159,11 @@ static int put_content(cJSON *copy, const cJSON *message, const char *path,
                           "Missing required parameter: '%s'.", field);
     if (!cJSON_IsArray(content))
         return oai_expected(error, field, "a string or an array of parts", content);
-    buf_open(&text, CONTENT_BYTES_MAX);
-    int rc = join_parts(content, oai_has_role(message, "tool"), field, &text, error);
-    if (!rc) rc = put(copy, "content", cJSON_CreateString(text.data ? text.data : ""), error);
-    buf_close(&text);
+    buf_open(&joined.text, CONTENT_BYTES_MAX);
+    int rc = join_parts(r, content, message, field, &joined);
+    if (!rc) rc = put_joined(copy, &joined, error);
+    cJSON_Delete(joined.places);
+    buf_close(&joined.text);
     return rc;
 }
 
@@ -262,17 +304,19 @@ static int put_reasoning(cJSON *copy, const cJSON *message, struct oai_error *er
     return 0;
 }
 
-static int fill_message(cJSON *copy, const cJSON *message, const char *path,
-                        struct oai_error *error) {
+static int fill_message(struct oai_reader *r, cJSON *copy, const cJSON *message, const char *path) {
+    struct oai_error *error = r->error;
     const cJSON *member;
     const cJSON *answers = json_get(message, "tool_call_id");
     char field[OAI_PATH];
     oai_path(field, "%s.tool_call_id", path);
     if (answers && !cJSON_IsString(answers)) return oai_expected(error, field, "a string", answers);
-    if (put_role(copy, message, path, error) || put_content(copy, message, path, error)) return -1;
+    if (put_role(copy, message, path, error) || put_content(r, copy, message, path)) return -1;
     cJSON_ArrayForEach(member, message) {
         const char *key = member->string;
-        if (cJSON_IsNull(member) || !strcmp(key, "role") || !strcmp(key, "content")) continue;
+        if (cJSON_IsNull(member) || !strcmp(key, "role") || !strcmp(key, "content") ||
+            (!strcmp(key, ENGINE_CHAT_PICTURE_ENDS) && r->body != r->out->chat))
+            continue; /* the places are the server's own word */
         if (!strcmp(key, "tool_calls") ? put_tool_calls(copy, member, path, error)
                                        : put_copy(copy, member, error))
             return -1;
@@ -280,7 +324,8 @@ static int fill_message(cJSON *copy, const cJSON *message, const char *path,
     return put_reasoning(copy, message, error);
 }
 
-static int put_messages(cJSON *context, const cJSON *messages, struct oai_error *error) {
+static int put_messages(struct oai_reader *r, cJSON *context, const cJSON *messages) {
+    struct oai_error *error = r->error;
     cJSON *list = cJSON_CreateArray();
     const cJSON *message;
     char path[OAI_PATH];
@@ -294,7 +339,7 @@ static int put_messages(cJSON *context, const cJSON *messages, struct oai_error 
             cJSON_Delete(copy);
             return no_memory(error);
         }
-        if (fill_message(copy, message, path, error)) return -1;
+        if (fill_message(r, copy, message, path)) return -1;
     }
     return 0;
 }
@@ -451,7 +496,10 @@ int oai_check_unused(const cJSON *body, struct oai_error *error) {
     return tools ? oai_check_tools(tools, error) : 0;
 }
 
-int oai_build_context(const cJSON *body, cJSON **context, struct oai_error *error) {
+int oai_build_context(struct oai_reader *r) {
+    const cJSON *body = r->body;
+    cJSON **context = &r->out->context;
+    struct oai_error *error = r->error;
     const cJSON *messages = json_get(body, "messages");
     if (!cJSON_IsArray(messages)) return oai_expected(error, "messages", "an array", messages);
     if (!messages->child)
@@ -463,7 +511,7 @@ int oai_build_context(const cJSON *body, cJSON **context, struct oai_error *erro
                           OAI_MESSAGES_MAX, cJSON_GetArraySize(messages));
     *context = cJSON_CreateObject();
     if (!*context) return no_memory(error);
-    if (put_messages(*context, messages, error) || put_tools(*context, body, error) ||
+    if (put_messages(r, *context, messages) || put_tools(*context, body, error) ||
         put_kwargs(*context, body, error) || put_flags(*context, body, error))
         return -1; /* oai_request_close frees what there is */
     return 0;

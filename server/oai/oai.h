@@ -162,6 +162,14 @@ struct oai_file {
     const char *name, *text;
 };
 
+/* A picture of a chat: base64, of which nothing is checked. It points into the tree. */
+struct oai_picture {
+    const char *base64;
+    size_t size;
+    bool whole;        /* the client wants only one tile of it: "detail": "low" */
+    const char *field; /* the place in the body; in the arena */
+};
+
 /* The parts of a prompt that edits of the context have left out (edits.h), and their tokens. */
 struct oai_edits {
     bool asked;
@@ -171,7 +179,9 @@ struct oai_edits {
 struct oai_request {
     const struct oai_kind *kind;
     /* The prompt: a chat, or one or more texts or lists of ids. */
-    cJSON *context;             /* for engine_render_chat; owned, freed by oai_request_close */
+    cJSON *context;               /* for engine_render_chat; owned, freed by oai_request_close */
+    struct oai_picture *pictures; /* the chat's, in the order of its messages; in the arena */
+    int picture_count;
     struct oai_prompt *prompts; /* in the arena */
     int prompt_count;           /* 1 for a chat */
     bool prompt_list;           /* errors about the i-th prompt name prompt[i] */

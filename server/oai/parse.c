@@ -148,7 +148,7 @@ int oai_read_messages(struct oai_reader *r) {
     r->out->prompt_field = "messages";
     r->out->prompt_count = 1;
     if (!json_get(r->body, "messages")) return oai_missing_here(r, "messages");
-    int rc = oai_build_context(r->body, &r->out->context, r->error);
+    int rc = oai_build_context(r);
     if (rc) return rc;
     if (r->rules->tools.generic) return oai_write_tools(r);
     return r->rules->tools.hides_calls ? oai_write_calls(r) : 0;

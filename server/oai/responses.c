@@ -62,14 +62,17 @@ static const struct oai_alias aliases[] = {
 /* --- items --- */
 
 static const struct oai_part_type input_parts[] = {
-    {"input_text", "text"}, {"text", "text"}, {NULL, NULL}};
+    {"input_text", "text"}, {"text", "text"}, {"input_image", NULL}, {NULL, NULL}};
 static const struct oai_part_type output_parts[] = {{"output_text", "text"},
                                                     {"refusal", "refusal"},
                                                     {"input_text", "text"},
                                                     {"text", "text"},
                                                     {NULL, NULL}};
-static const struct oai_part_type result_parts[] = {
-    {"input_text", "text"}, {"output_text", "text"}, {"text", "text"}, OAI_PARTS_ELSE};
+static const struct oai_part_type result_parts[] = {{"input_text", "text"},
+                                                    {"output_text", "text"},
+                                                    {"text", "text"},
+                                                    {"input_image", NULL},
+                                                    OAI_PARTS_ELSE};
 static const struct oai_part_type thought_parts[] = {
     {"reasoning_text", "text"}, {"text", "text"}, {NULL, NULL}};
 

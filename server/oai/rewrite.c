@@ -220,6 +220,7 @@ int oai_rewrite_part(struct oai_rewrite *w, const cJSON *part, const char *path,
     if (oai_rewrite_string(w, part, path, "type", &type)) return -1;
     const struct oai_part_type *t = types;
     for (; t->type; t++) {
+        if (!t->member) continue;
         if (strcmp(type, t->type) == 0) return oai_rewrite_string(w, part, path, t->member, text);
         if (at < sizeof known)
             at +=
@@ -234,17 +235,52 @@ int oai_rewrite_part(struct oai_rewrite *w, const cJSON *part, const char *path,
                               known, type);
 }
 
+int oai_rewrite_picture(struct oai_rewrite *w, const cJSON *part, const char *path, size_t at) {
+    if (oai_add_picture(w->r, part, path)) return -1;
+    struct oai_picture *picture = &w->r->out->pictures[w->r->out->picture_count - 1];
+    /* a copy, because the tree of a stored response is freed before the chat */
+    picture->base64 = arena_strndup(w->r->arena, picture->base64, picture->size);
+    if (!w->places) w->places = cJSON_AddArrayToObject(w->chat, ENGINE_CHAT_PICTURE_ENDS);
+    cJSON *place = cJSON_CreateNumber((double)at);
+    if (picture->base64 && place && cJSON_AddItemToArray(w->places, place)) return 0;
+    cJSON_Delete(place);
+    return oai_no_memory(w->r);
+}
+
+/* Moves the places of pictures into the message, counted from the end of its text. */
+static int put_places(struct oai_rewrite *w, cJSON *message, const char *text) {
+    const double size = (double)strlen(text);
+    cJSON *place, *places = w->places;
+    w->places = NULL;
+    if (!places) return 0;
+    cJSON_ArrayForEach(place, places) cJSON_SetNumberValue(place, size - place->valuedouble);
+    cJSON_DetachItemViaPointer(w->chat, places);
+    return put(w, message, ENGINE_CHAT_PICTURE_ENDS, places);
+}
+
+static bool lists_picture(const struct oai_rewrite *w, const struct oai_part_type *types,
+                          const cJSON *part) {
+    for (const struct oai_part_type *t = types; t->type; t++)
+        if (!t->member && oai_has_type(part, t->type)) return oai_is_picture(w->r, part);
+    return false;
+}
+
 static int join(struct oai_rewrite *w, const cJSON *parts, const char *path,
                 const struct oai_part_type *types, struct buf *out) {
     const cJSON *part;
     const char *text;
     char field[OAI_PATH];
+    bool after_text = false;
     int i = 0;
     cJSON_ArrayForEach(part, parts) {
-        oai_path(field, "%s[%d]", path, i);
-        if (oai_rewrite_part(w, part, field, types, &text)) return -1;
-        if (i++) buf_char(out, '\n');
-        buf_str(out, text);
+        oai_path(field, "%s[%d]", path, i++);
+        const bool picture = lists_picture(w, types, part);
+        if (picture ? oai_rewrite_picture(w, part, field, out->size)
+                    : oai_rewrite_part(w, part, field, types, &text))
+            return -1;
+        if (after_text && !picture) buf_char(out, '\n');
+        if (!picture) buf_str(out, text);
+        after_text = !picture;
     }
     return out->failed ? oai_no_memory(w->r) : 0;
 }
@@ -286,13 +322,14 @@ static cJSON *add_message(struct oai_rewrite *w, const char *role) {
 
 int oai_rewrite_message(struct oai_rewrite *w, const char *role, const char *text) {
     cJSON *message = add_message(w, role);
-    return message ? put_text(w, message, "content", text) : -1;
+    if (!message || put_text(w, message, "content", text)) return -1;
+    return put_places(w, message, text);
 }
 
 int oai_rewrite_result(struct oai_rewrite *w, const char *call, const char *text) {
     cJSON *message = add_message(w, "tool");
     if (!message || put_text(w, message, "tool_call_id", call)) return -1;
-    return put_text(w, message, "content", text);
+    return put_text(w, message, "content", text) || put_places(w, message, text) ? -1 : 0;
 }
 
 /* Opens a message of the assistant, to which parts are added. */

@@ -29,6 +29,7 @@ struct oai_rewrite {
     size_t drop_count;
     size_t thoughts_from; /* messages before this one have no thoughts */
     bool thoughtless;     /* the present message is one of them */
+    cJSON *places; /* pictures of the next message, as places in its text; NULL: it has none */
 };
 
 /* The functions below return 0, or -1 with the reader's error. */
@@ -66,6 +67,9 @@ bool oai_has_type(const cJSON *node, const char *type);
 /* Notes in the log, once for each type, that tools of this type are left out of the prompt. */
 void oai_rewrite_leave_out(const char *type);
 
+/* Reads a picture (oai_is_picture) of the next message, which stands behind `at` bytes of its text.
+ */
+int oai_rewrite_picture(struct oai_rewrite *w, const cJSON *part, const char *path, size_t at);
 /* Adds a message of the user or the system. */
 int oai_rewrite_message(struct oai_rewrite *w, const char *role, const char *text);
 /* Adds the answer to a call. */
@@ -79,7 +83,7 @@ int oai_rewrite_call(struct oai_rewrite *w, const char *id, const char *name,
 /* Lets the model continue the last message if it is the assistant's and has text. */
 int oai_rewrite_continue(struct oai_rewrite *w);
 
-/* A type of parts and the member that has its text. */
+/* A type of parts and the member that has its text; NULL: it is a picture. */
 struct oai_part_type {
     const char *type, *member;
 };

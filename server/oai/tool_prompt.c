@@ -147,6 +147,7 @@ static bool write_calls(cJSON *message, const struct tool_form *form) {
 /* The user's turn that results are joined to. Its text is copied once. */
 struct turn {
     cJSON *message; /* NULL: no turn is open */
+    cJSON *places;  /* where pictures stand in the text; NULL: none */
     struct buf text;
 };
 
@@ -162,17 +163,48 @@ static bool turn_open(struct turn *turn, cJSON *message) {
     return true;
 }
 
+/* Counts the places of pictures from the end of the turn. */
+static bool turn_put_places(struct turn *turn, cJSON *message) {
+    const double size = (double)turn->text.size;
+    cJSON *place, *places = turn->places;
+    turn->places = NULL;
+    cJSON_DeleteItemFromObjectCaseSensitive(message, ENGINE_CHAT_PICTURE_ENDS);
+    if (!places) return true;
+    cJSON_ArrayForEach(place, places) cJSON_SetNumberValue(place, size - place->valuedouble);
+    if (cJSON_AddItemToObject(message, ENGINE_CHAT_PICTURE_ENDS, places)) return true;
+    cJSON_Delete(places);
+    return false;
+}
+
 static bool turn_close(struct turn *turn) {
     cJSON *message = turn->message;
     turn->message = NULL;
-    return !message || set_content(message, &turn->text);
+    if (!message) return true;
+    const bool placed = turn_put_places(turn, message);
+    return set_content(message, &turn->text) && placed;
 }
 
-static void turn_add(struct turn *turn, const char *content, bool result) {
+/* Notes the pictures of a message whose content ends where the turn's text does now. */
+static bool turn_add_places(struct turn *turn, const cJSON *message) {
+    const cJSON *end;
+    cJSON_ArrayForEach(end, json_get(message, ENGINE_CHAT_PICTURE_ENDS)) {
+        cJSON *place = cJSON_CreateNumber((double)turn->text.size - end->valuedouble);
+        if (!turn->places) turn->places = cJSON_CreateArray();
+        if (!place || !cJSON_AddItemToArray(turn->places, place)) {
+            cJSON_Delete(place);
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool turn_add(struct turn *turn, const cJSON *message, bool result) {
     if (turn->text.size) buf_char(&turn->text, '\n');
     if (result) buf_str(&turn->text, "<tool_response>\n");
-    buf_str(&turn->text, content);
+    buf_str(&turn->text, message_text(message));
+    const bool added = turn_add_places(turn, message);
     if (result) buf_str(&turn->text, "\n</tool_response>");
+    return added;
 }
 
 /* Rewrites the messages. Results that follow each other, and the user's text after them, become one
@@ -187,9 +219,9 @@ static bool write_messages(cJSON *messages) {
         if (written && !result && !oai_has_role(message, "user")) written = turn_close(&turn);
         if (written && result && !turn.message) written = turn_open(&turn, message);
         if (!written || !turn.message) continue;
-        turn_add(&turn, message_text(message), result);
+        written = turn_add(&turn, message, result);
         if (message != turn.message) cJSON_Delete(cJSON_DetachItemViaPointer(messages, message));
-        if (!result) written = turn_close(&turn);
+        if (!result) written = turn_close(&turn) && written;
     }
     return turn_close(&turn) && written;
 }

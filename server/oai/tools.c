@@ -146,7 +146,8 @@ static bool shows_system(const struct engine *engine, struct arena *arena) {
         struct fault fault;
         snprintf(text, sizeof text, chat, i ? "word" : "");
         cJSON *context = cJSON_Parse(text);
-        shown = context && !engine_render_chat(engine, context, INT_MAX, arena, &ids[i], &fault);
+        const struct engine_chat plain = {.context = context, .longest = INT_MAX};
+        shown = context && !engine_render_chat(engine, &plain, arena, &ids[i], &fault);
         cJSON_Delete(context);
     }
     return shown && ids[0].count != ids[1].count;

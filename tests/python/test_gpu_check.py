@@ -369,16 +369,21 @@ PROGRAM_OF_ALL = """
 #include <nettle/sha2.h>
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
+#include <png.h>
 #include <stdio.h>
+#include <jpeglib.h>
 #include <uv.h>
+#include <webp/decode.h>
 static int none(void *a, const char *b, const char *c, const char *d) { return !a + !b + !c + !d; }
 int main(void) {
     struct sha256_ctx sha;
     char version[64];
     sha256_init(&sha);
     pcre2_config(PCRE2_CONFIG_VERSION, version);
+    struct jpeg_error_mgr errors;
     printf("%s %s %s %s %s %d\\n", cJSON_Version(), gnutls_check_version(NULL), MHD_get_version(), version, uv_version_string(),
            ini_parse_string("", none, NULL));
+    printf("%s %d %d\\n", png_get_libpng_ver(NULL), WebPGetDecoderVersion(), jpeg_std_error(&errors) == &errors);
 }
 """
 

@@ -246,10 +246,41 @@ static void run_layers(struct world *w, struct kern *kern, const struct kern_bat
     }
 }
 
-static int fake_step(void *model, const struct kern_batch *batch, const int32_t *want,
+static int begin_tile(void *encoder, const struct picture *picture, int tile) {
+    struct world *w = encoder;
+    w->picture = picture->digest[0];
+    w->tile = tile;
+    w->parts = 0;
+    return 0;
+}
+
+static int advance_tile(void *encoder, float *out, bool *done) {
+    struct world *w = encoder;
+    int rc = fails(WORLD_ENCODE);
+    *done = ++w->parts == WORLD_TILE_PARTS;
+    for (int i = 0; *done && i < WORLD_TILE; i++)
+        out[i] = (float)world_picture_row(w->picture, w->tile, i);
+    return rc;
+}
+
+/* Puts the tokens that given rows stand for into their places. */
+static void take_given(struct world *w, const struct kern_batch *batch) {
+    memcpy(w->tokens, batch->tokens, (size_t)batch->rows * sizeof *w->tokens);
+    for (int i = 0; i < batch->given_count; i++)
+        for (int k = 0; k < batch->given[i].count; k++) {
+            CHECK(w->tokens[batch->given[i].row + k] == 0);
+            w->tokens[batch->given[i].row + k] = (int32_t)batch->given[i].rows[k];
+        }
+    for (int i = 0; i < batch->rows; i++) CHECK(!engine_is_picture_id(w->tokens[i]));
+}
+
+static int fake_step(void *model, const struct kern_batch *step, const int32_t *want,
                      int want_count, const float **logits, const float **hidden) {
     struct world *w = model;
-    check_batch(w, batch, want, want_count);
+    check_batch(w, step, want, want_count);
+    take_given(w, step);
+    struct kern_batch own = *step, *batch = &own;
+    own.tokens = w->tokens;
     spend(w, batch);
     int rc = w->ops.begin_step(w->kern, batch);
     if (rc != 0) return rc;
@@ -521,6 +552,7 @@ void world_open(struct world *w, const struct world_options *options) {
     for (uint64_t i = 0; i < (uint64_t)WORLD_CHANNELS * WORLD_WIDTH; i++)
         w->taps[i] = 2 * unit(i + 71) - 1;
     w->out = mem_must_alloc(rows * OUT, sizeof(float));
+    w->tokens = mem_must_alloc(rows, sizeof *w->tokens);
     fill_head();
     w->logits = mem_must_alloc((size_t)o->logits * WORLD_VOCAB, sizeof(float));
     struct sched_options sched = {
@@ -565,6 +597,12 @@ void world_open(struct world *w, const struct world_options *options) {
         .logits_max = o->logits,
         .drafts = o->drafts,
         .drafter = draft_options(w),
+        .pictures = {.encoder = o->tiles > 0 ? w : NULL,
+                     .begin = begin_tile,
+                     .advance = advance_tile,
+                     .tile_tokens = WORLD_TILE,
+                     .width = 1,
+                     .tiles_max = o->tiles},
         .row_entries = o->row_entries > 0 ? o->row_entries : KV_ROW_ENTRIES,
         .clients_max = o->clients > 0 ? o->clients : 32,
     };
@@ -591,6 +629,7 @@ void world_close(struct world *w) {
     mem_free(w->qkv);
     mem_free(w->log_beta);
     mem_free(w->out);
+    mem_free(w->tokens);
     mem_free(w->logits);
 }
 

@@ -334,3 +334,18 @@ Test(conversation, a_checkpoint_goes_before_a_turn_that_lost_its_window) {
         conversation_table_close(&t);
     }
 }
+
+/* Rows of pictures have ids beyond the vocabulary. Pictures that differ have nothing in common,
+ * also where their first ids are equal; one that both texts show can be shared in part. */
+Test(conversation, pictures_that_differ_have_nothing_in_common) {
+    enum { P = ENGINE_PICTURE_IDS, COUNT = 8 };
+    const int32_t a[COUNT] = {1, 2, P + 1, P + 2, P + 3, 7, P + 4, P + 5};
+    int32_t b[COUNT];
+    for (int at = 0; at < COUNT; at++) {
+        memcpy(b, a, sizeof b);
+        b[at] += at == 1 ? P : 50;
+        const int expected[COUNT] = {0, 1, 2, 2, 2, 5, 6, 6};
+        cr_assert_eq(conversation_common(a, COUNT, b, COUNT), expected[at], "%d", at);
+        cr_assert_eq(conversation_common(a, COUNT, a, at), at);
+    }
+}

@@ -801,7 +801,8 @@ Test(model, wanting_fewer_rows_changes_no_bit) {
         int32_t ids[64];
         const int32_t want[] = {63, 5, 5, 17};
         const struct kern_span span = {.slot = 0, .count = 64};
-        const struct kern_batch batch = {ids, &span, 64, 1};
+        const struct kern_batch batch = {
+            .tokens = ids, .spans = &span, .rows = 64, .span_count = 1};
         const int whole = 64;
         const float *device = NULL;
         open_or_fail(&replay, model_dir("llama"), paths[i], KERN_F32, 64, 1);

@@ -128,7 +128,8 @@ static void watch_text(struct seen *s, struct model *model) {
     for (int count; s->pos < TOKENS; s->pos += count) {
         count = TOKENS - s->pos < WORTH_ROWS ? TOKENS - s->pos : WORTH_ROWS;
         const struct kern_span span = {.count = count, .pos = s->pos};
-        const struct kern_batch batch = {tokens + s->pos, &span, count, 1};
+        const struct kern_batch batch = {
+            .tokens = tokens + s->pos, .spans = &span, .rows = count, .span_count = 1};
         cr_assert_eq(model_step(model, &batch, NULL, 0, &logits), 0);
     }
     model->watch = NULL;

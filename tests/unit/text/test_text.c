@@ -76,7 +76,7 @@ static int render(const struct text *text, const char *context, char *out, size_
                             &(struct json_limits){.bytes = 8 << 20, .depth = 16}, &tree, fault),
                  0);
     arena_open(&arena, 256 << 20);
-    int rc = text_render_chat(text, tree, 1000, &arena, &ids, fault);
+    int rc = text_render_chat(text, tree, NULL, 1000, &arena, &ids, fault);
     cr_assert_lt(ids.count, size);
     for (size_t i = 0; rc == 0 && i < ids.count; i++)
         out[i] = ids.ids[i] == 256 ? 'S' : ids.ids[i] == 257 ? 'E' : (char)ids.ids[i];
@@ -138,7 +138,7 @@ static size_t border(const struct text *text, const char *context, size_t least,
                             &(struct json_limits){.bytes = 8 << 20, .depth = 16}, &tree, &fault),
                  0);
     arena_open(&arena, 256 << 20);
-    cr_assert_eq(text_render_chat(text, tree, 1000, &arena, &ids, &fault), 0);
+    cr_assert_eq(text_render_chat(text, tree, NULL, 1000, &arena, &ids, &fault), 0);
     size_t at = text_chat_border(text, tree, ids.ids, ids.count, least);
     cr_assert_leq(at, ids.count);
     for (size_t i = 0; i < at; i++) out[i] = (char)ids.ids[i];
@@ -518,12 +518,12 @@ Test(text, limits_of_a_chat_are_named) {
     write_text("chat_template.jinja", "{{ 'x' * 8000000 }}");
     open_text(&text);
     arena_open(&arena, (size_t)1 << 30);
-    cr_expect_eq(text_render_chat(&text, tree, 8192, &arena, &ids, &fault), ERR_LIMIT);
+    cr_expect_eq(text_render_chat(&text, tree, NULL, 8192, &arena, &ids, &fault), ERR_LIMIT);
     cr_expect_str_eq(fault.field, "");
     cr_expect_str_eq(fault.text, "more than 8192 tokens");
     arena_close(&arena);
     arena_open(&arena, (size_t)32 << 20);
-    cr_expect_eq(text_render_chat(&text, tree, 8000000, &arena, &ids, &fault), ERR_LIMIT);
+    cr_expect_eq(text_render_chat(&text, tree, NULL, 8000000, &arena, &ids, &fault), ERR_LIMIT);
     cr_expect_str_eq(fault.field, "tokenizer");
     cr_expect_str_eq(fault.text, "the text needs more than 32 MiB of memory");
     arena_close(&arena);
@@ -755,7 +755,7 @@ Test(text, survives_failing_memory) {
                      0);
         arena_open(&arena, 256 << 20);
         mem_fail_after(n);
-        rc = text_render_chat(&text, tree, 1000, &arena, &ids, &fault);
+        rc = text_render_chat(&text, tree, NULL, 1000, &arena, &ids, &fault);
         mem_fail_after(-1);
         cr_assert(rc == 0 || (rc == ERR_NOMEM && fault.code == rc), "allocation %ld: %s", n,
                   err_name(rc));
@@ -763,5 +763,145 @@ Test(text, survives_failing_memory) {
         json_free(tree);
     }
     cr_assert_eq(rc, 0);
+    text_close(&text);
+}
+
+/* ---- Contents in parts, and pictures ---- */
+
+/* SmolVLM's template, shortened: it shows lists of parts alone. */
+static const char parts_template[] =
+    "{% for m in messages %}{{ m['role'] }}{% if m['content'][0]['type'] == 'image' %}{{ ':' }}"
+    "{% else %}{{ ': ' }}{% endif %}{% for part in m['content'] %}{% if part['type'] == 'text' %}"
+    "{{ part['text'] }}{% elif part['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %};"
+    "{% endfor %}";
+
+/* Makes 258 to 261 the marks of pictures, as special tokens. */
+static void add_picture_tokens(void) {
+    struct small_tok t = {
+        .vocab = "\"<s>\":256,\"</s>\":257,\"<image>\":258,\"<fake_token_around_image>\":259,"
+                 "\"<global-img>\":260,\"<row_1_col_1>\":261",
+        .added = "[{\"id\":256,\"content\":\"<s>\",\"special\":true},"
+                 "{\"id\":257,\"content\":\"</s>\",\"special\":true},"
+                 "{\"id\":258,\"content\":\"<image>\",\"special\":true},"
+                 "{\"id\":259,\"content\":\"<fake_token_around_image>\",\"special\":true},"
+                 "{\"id\":260,\"content\":\"<global-img>\",\"special\":true},"
+                 "{\"id\":261,\"content\":\"<row_1_col_1>\",\"special\":true}]",
+    };
+    struct buf json;
+    small_tok_json(&t, &json);
+    write_file("tokenizer.json", json.data, json.size);
+    buf_close(&json);
+}
+
+/* One picture of one tile with two rows of embeddings, and one of a grid of one tile. */
+static struct picture one_tile = {.tiles = 1, .tile_tokens = 2, .counts = 1};
+static struct picture two_tiles = {
+    .tiles = 2, .rows = 1, .columns = 1, .tile_tokens = 1, .counts = 1};
+
+/* Renders a chat with pictures: tokens as bytes, those from 256 on as '0' and what they exceed it
+ * by, and behind '|' the rows: place, picture, tile. */
+static int render_pictures(const struct text *text, const char *context, int count, char *out,
+                           size_t size, struct fault *fault) {
+    const struct picture *const pictures[] = {&one_tile, &two_tiles};
+    struct text_pictures of = {PICTURE_IDEFICS3, pictures, count, NULL, 0};
+    struct arena arena;
+    struct tok_ids ids = {0};
+    cJSON *tree = NULL;
+    size_t at = 0;
+    cr_assert_eq(json_parse(context, strlen(context),
+                            &(struct json_limits){.bytes = 8 << 20, .depth = 16}, &tree, fault),
+                 0);
+    arena_open(&arena, 256 << 20);
+    int rc = text_render_chat(text, tree, &of, 1000, &arena, &ids, fault);
+    for (size_t i = 0; rc == 0 && i < ids.count && at + 1 < size; i++)
+        out[at++] = ids.ids[i] >= 256 ? (char)('0' + ids.ids[i] - 256) : (char)ids.ids[i];
+    for (int i = 0; rc == 0 && i < of.row_count; i++)
+        at += (size_t)snprintf(out + at, size - at, "|%zu,%d,%d", of.rows[i].at, of.rows[i].picture,
+                               of.rows[i].tile);
+    out[at] = '\0';
+    arena_close(&arena);
+    json_free(tree);
+    return rc;
+}
+
+static void expect_pictures(const struct text *text, const char *context, int count,
+                            const char *expected) {
+    char out[512];
+    struct fault fault = {0};
+    cr_assert_eq(render_pictures(text, context, count, out, sizeof out, &fault), 0, "%s: %s",
+                 context, fault.text);
+    cr_expect_str_eq(out, expected);
+}
+
+Test(text, a_template_that_shows_only_lists_gets_lists) {
+    struct text text;
+    write_text("chat_template.jinja", parts_template);
+    open_text(&text);
+    cr_expect(text.lists);
+    expect_render(&text, hello, "user: hi;");
+    expect_render(&text,
+                  "{\"messages\":[" SAYS("system", "a") "," SAYS(
+                      "assistant", "") "],"
+                                       "\"continue_final_message\":false}",
+                  "system: a;assistant: ;");
+    char out[64];
+    border(&text, "{\"messages\":[" SAYS("system", "abc") "," SAYS("user", "d") "]}", 1, out);
+    cr_expect_str_eq(out, "system: abc;user: ");
+    text_close(&text);
+    write_text("chat_template.jinja", "{% for m in messages %}{{ m.content }}{% endfor %}");
+    open_text(&text);
+    cr_expect_not(text.lists);
+    text_close(&text);
+}
+
+#define SEES(content, ends)                                                                        \
+    "{\"role\":\"user\",\"content\":\"" content "\",\"picture_ends\":[" ends "]}"
+
+Test(text, pictures_stand_where_the_message_has_them) {
+    struct text text;
+    add_picture_tokens();
+    write_text("chat_template.jinja", parts_template);
+    open_text(&text);
+    expect_pictures(&text, "{\"messages\":[" SEES("what?", "5") "]}", 1,
+                    "user:342"
+                    "23what?;|7,0,0");
+    expect_pictures(&text, "{\"messages\":[" SEES("a b", "1,0") "]}", 2,
+                    "user: a 34223b352\n\n3423;|10,0,0|16,1,0|21,1,1");
+    expect_pictures(
+        &text, "{\"messages\":[" SEES("", "0") "," SAYS("assistant", "x") "," SEES("y", "0") "]}",
+        2, "user:34223;assistant: x;user: y352\n\n3423;|7,0,0|33,1,0|38,1,1");
+    text_close(&text);
+}
+
+Test(text, marks_in_a_request_are_no_pictures) {
+    struct text text;
+    char out[512];
+    struct fault fault = {0};
+    add_picture_tokens();
+    write_text("chat_template.jinja", parts_template);
+    open_text(&text);
+    expect_pictures(&text, "{\"messages\":[" SEES("<image>", "0") "]}", 1,
+                    "user: <image>34223;|15,0,0");
+    expect_pictures(&text, "{\"messages\":[" SEES("<image>", "7") "," SAYS("user", "<image>") "]}",
+                    1, "user:34223<image>;user: <image>;|7,0,0");
+    expect_pictures(&text, "{\"messages\":[" SEES("<im", "3") "," SAYS("user", "age>") "]}", 1,
+                    "user:34223<im;user: age>;|7,0,0");
+    cr_expect_eq(render_pictures(&text, "{\"messages\":[" SAYS("user", "<image>") "]}", 1, out,
+                                 sizeof out, &fault),
+                 ERR_INVALID);
+    cr_expect(strstr(fault.text, "0 of 1"), "%s", fault.text);
+    text_close(&text);
+}
+
+Test(text, a_tokenizer_without_the_mark_shows_no_picture) {
+    struct text text;
+    char out[512];
+    struct fault fault = {0};
+    write_text("chat_template.jinja", parts_template);
+    open_text(&text);
+    cr_expect_eq(
+        render_pictures(&text, "{\"messages\":[" SEES("", "0") "]}", 1, out, sizeof out, &fault),
+        ERR_UNSUPPORTED);
+    cr_expect_str_eq(fault.field, "messages");
     text_close(&text);
 }

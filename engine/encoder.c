@@ -1,0 +1,166 @@
+#include "engine/encoder.h"
+
+#include <string.h>
+
+#include "base/check.h"
+#include "base/log.h"
+
+/* Encoded tiles are kept within so many bytes, but for one tile of each sequence that runs. */
+#define KEPT_BYTES ((int64_t)64 << 20)
+#define TILES_MOST 1024 /* each is looked at to find one */
+
+static bool is_asked_for(const struct engine *e) {
+    return e->options.mmproj && e->options.mmproj[0];
+}
+
+static int check_place(const struct engine *e, struct fault *fault) {
+    const struct replica *first = &e->replicas[0];
+    if (first->kern->ops->cache_fit)
+        return fault_set(fault, ERR_UNSUPPORTED, "mmproj",
+                         "pictures are encoded for models on the CPU alone so far, and the model "
+                         "runs on a GPU");
+    if (model_config(first->model)->both_ways)
+        return fault_set(fault, ERR_UNSUPPORTED, "mmproj",
+                         "%s models make vectors of texts: they take no pictures",
+                         model_config(first->model)->family);
+    if (e->options.random_weights)
+        return fault_set(fault, ERR_UNSUPPORTED, "mmproj", "not with random weights");
+    return 0;
+}
+
+static int open_kerns(struct engine *e, struct fault *fault) {
+    struct kern *kerns[ENGINE_REPLICAS_MAX] = {0};
+    struct backend_options backend = engine_backend(&e->options, e->replica_count);
+    backend.device = "cpu";
+    backend.ranks = 1;
+    int rc = backend_open(&backend, kerns, fault);
+    for (int i = 0; i < e->replica_count; i++) e->replicas[i].encoder_kern = kerns[i];
+    return rc;
+}
+
+static int load_encoder(struct engine *e, struct replica *replica, struct fault *fault) {
+    const struct vision_options options = {.dir = e->options.model_dir,
+                                           .mmproj = e->options.mmproj,
+                                           .text_width =
+                                               model_config(e->replicas[0].model)->d_model,
+                                           .threads = e->options.threads,
+                                           .check_only = e->options.check_only,
+                                           .owner = e->replicas[0].encoder};
+    struct kern *kern = replica->encoder_kern;
+    if (kern->ops->bind) kern->ops->bind(kern);
+    return vision_open(kern, &options, &replica->encoder, fault);
+}
+
+static void plan_tiles(struct engine *e) {
+    const struct vision *first = e->replicas[0].encoder;
+    const struct vision_config *config = vision_config(first);
+    struct encoder_plan *plan = &e->encoder;
+    const int64_t tile =
+        (int64_t)config->form.tile_tokens * config->text_width * (int64_t)sizeof(float);
+    const int64_t least = e->options.max_num_seqs + 1;
+    int64_t most = KEPT_BYTES / tile;
+    if (most > TILES_MOST) most = TILES_MOST;
+    if (most < least) most = least;
+    plan->tiles_max = (int)most;
+    plan->bytes = most * tile + (int64_t)vision_step_bytes(first);
+    plan->weight_bytes = (int64_t)vision_weight_bytes(first);
+}
+
+static void close_all(struct engine *e) {
+    for (int i = e->replica_count - 1; i >= 0; i--) encoder_close(&e->replicas[i]);
+    e->encoder = (struct encoder_plan){0};
+}
+
+static int open_all(struct engine *e, struct fault *fault) {
+    int rc = open_kerns(e, fault);
+    if (rc == 0) rc = load_encoder(e, &e->replicas[0], fault);
+    if (rc != 0) return rc;
+    CHECK(e->replicas[0].encoder);
+    plan_tiles(e);
+    for (int i = 1; i < e->replica_count && rc == 0 && !e->options.check_only; i++)
+        rc = load_encoder(e, &e->replicas[i], fault);
+    if (rc == 0 && !e->options.check_only) {
+        const struct picture_form *form = &vision_config(e->replicas[0].encoder)->form;
+        log_info("pictures: tiles of %d x %d pixels, %d tokens each; %.1f MB of weights, %d "
+                 "encoded tiles are kept",
+                 form->tile_edge, form->tile_edge, form->tile_tokens,
+                 (double)e->encoder.weight_bytes * 1e-6, e->encoder.tiles_max);
+    }
+    return rc;
+}
+
+/* Finds out whether the model's own directory has an encoder that can be used here. */
+static int find_encoder(const struct engine *e, bool *found, struct fault *fault) {
+    struct vision_config config;
+    struct fault ignored = {0};
+    *found = false;
+    if (gguf_is_path(e->options.model_dir) || check_place(e, &ignored) != 0) return 0;
+    int rc = vision_config_of_directory(e->options.model_dir, &config, fault);
+    *found = config.form.kind != PICTURE_NONE;
+    return rc;
+}
+
+int encoder_open(struct engine *e, struct fault *fault) {
+    struct fault why = {0};
+    const bool asked = is_asked_for(e);
+    bool found = true;
+    int rc = asked ? check_place(e, &why) : find_encoder(e, &found, &why);
+    if (rc == 0 && found) rc = open_all(e, &why);
+    if (rc == 0) return 0;
+    close_all(e);
+    if (asked)
+        return strcmp(why.field, "mmproj") == 0
+                   ? fault_set(fault, rc, "mmproj", "%s", why.text)
+                   : fault_set(fault, rc, "mmproj", "%s%s%s", why.field, why.field[0] ? ": " : "",
+                               why.text);
+    log_warn("pictures are not taken: %s%s%s", why.field, why.field[0] ? ": " : "", why.text);
+    return 0;
+}
+
+void encoder_close(struct replica *replica) {
+    vision_close(replica->encoder);
+    if (replica->encoder_kern) replica->encoder_kern->ops->close(replica->encoder_kern);
+    replica->encoder = NULL;
+    replica->encoder_kern = NULL;
+}
+
+static int begin_tile(void *encoder, const struct picture *picture, int tile) {
+    return vision_begin(encoder, picture, tile);
+}
+
+static int advance_tile(void *encoder, float *out, bool *done) {
+    return vision_advance(encoder, out, done);
+}
+
+struct pictures_options encoder_options(const struct engine *e, const struct replica *replica) {
+    if (!replica->encoder) return (struct pictures_options){0};
+    const struct vision_config *config = vision_config(replica->encoder);
+    return (struct pictures_options){.encoder = replica->encoder,
+                                     .begin = begin_tile,
+                                     .advance = advance_tile,
+                                     .tile_tokens = config->form.tile_tokens,
+                                     .width = config->text_width,
+                                     .tiles_max = e->encoder.tiles_max};
+}
+
+void encoder_write_ids(const struct engine *e, const struct picture *picture, int tile,
+                       int32_t *ids) {
+    const struct vision *encoder = e->replicas[0].encoder;
+    const int count = vision_config(encoder)->form.tile_tokens;
+    uint32_t words[SHA256_BYTES / sizeof(uint32_t)];
+    const int each = (int)(sizeof words / sizeof *words);
+    for (int i = 0; i < count; i++) {
+        if (i % each == 0) {
+            const uint32_t place[2] = {(uint32_t)tile, (uint32_t)(i / each)};
+            uint8_t digest[SHA256_BYTES];
+            struct sha256_stream sum;
+            sha256_begin(&sum);
+            sha256_add(&sum, vision_identity(encoder), SHA256_BYTES);
+            sha256_add(&sum, picture->digest, sizeof picture->digest);
+            sha256_add(&sum, place, sizeof place);
+            sha256_end(&sum, digest);
+            memcpy(words, digest, sizeof words);
+        }
+        ids[i] = (int32_t)(ENGINE_PICTURE_IDS | (words[i % each] & (ENGINE_PICTURE_IDS - 1)));
+    }
+}

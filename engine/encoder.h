@@ -1,0 +1,21 @@
+/* Opens the encoder of pictures beside the model: its backend, its weights, and the place for what
+ * it has encoded. It computes on the CPU, in one rank, on its replica's thread and with threads of
+ * its own, so what it gives does not depend on the model's ranks. */
+#ifndef KEEPD_ENGINE_ENCODER_H
+#define KEEPD_ENGINE_ENCODER_H
+
+#include "engine/engine_int.h"
+#include "engine/steps/pictures.h"
+
+/* Opens those of all replicas, if the model has one, and fills in e->encoder. With check_only
+ * nothing can be encoded. Faults are of the option "mmproj". A directory whose encoder cannot be
+ * used is served without it, with a warning: its texts do not need it. */
+int encoder_open(struct engine *e, struct fault *fault);
+void encoder_close(struct replica *replica);
+/* Returns what the replica's scheduler needs; all 0: there is none. */
+struct pictures_options encoder_options(const struct engine *e, const struct replica *replica);
+/* Writes the ids of a tile's rows: engine_picture_ids. */
+void encoder_write_ids(const struct engine *e, const struct picture *picture, int tile,
+                       int32_t *ids);
+
+#endif

@@ -1,0 +1,110 @@
+/* Prompts with pictures: which tile is encoded next, and the rows of a step that show tiles.
+ *
+ * A prompt is read up to the first tile that is not encoded. Between two steps one part of one tile
+ * is encoded, a layer of the encoder, so other answers go on; where no other row can be computed,
+ * part follows part. The next tile is the first one that is missing in the prompt of the client
+ * that was served least. Tiles are encoded only as prompts come to them: a prompt that continues a
+ * conversation needs none of those behind it. */
+#include "base/check.h"
+#include "engine/steps/sched_int.h"
+
+/* Returns the index of the first tile of the request that ends behind row `at` of the prompt. */
+static int first_behind(const struct sched *sched, const struct engine_request *request,
+                        int32_t at) {
+    const int64_t each = sched->options.pictures.tile_tokens;
+    int low = 0, high = request->picture_row_count;
+    while (low < high) {
+        const int middle = low + (high - low) / 2;
+        if ((int64_t)request->picture_rows[middle].at + each > at)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
+static const float *find_rows(struct sched *sched, const struct engine_request *request,
+                              const struct picture_rows *rows) {
+    return pictures_find(&sched->pictures, request->pictures[rows->picture], rows->tile);
+}
+
+int32_t sched_rows_to_picture(struct sched *sched, const struct sequence *seq, int32_t most) {
+    const struct engine_request *request = &seq->job->request;
+    const int64_t from = seq->due.tokens, end = from + most;
+    if (most <= 0) return most;
+    for (int i = first_behind(sched, request, seq->due.tokens); i < request->picture_row_count;
+         i++) {
+        const struct picture_rows *rows = &request->picture_rows[i];
+        const int64_t at = (int64_t)rows->at;
+        if (at >= end) break;
+        if (!find_rows(sched, request, rows)) return at > from ? (int32_t)(at - from) : 0;
+    }
+    return most;
+}
+
+void sched_give_pictures(struct sched *sched, struct sched_step *step, const struct sequence *seq,
+                         const struct kern_span *span) {
+    const struct engine_request *request = &seq->job->request;
+    const int64_t each = sched->options.pictures.tile_tokens, from = span->pos,
+                  end = from + span->count;
+    for (int i = first_behind(sched, request, span->pos); i < request->picture_row_count; i++) {
+        const struct picture_rows *rows = &request->picture_rows[i];
+        const int64_t at = (int64_t)rows->at, first = at > from ? at : from,
+                      last = at + each < end ? at + each : end;
+        if (at >= end) break;
+        const float *found = find_rows(sched, request, rows);
+        CHECK(found); /* sched_rows_to_picture has found it */
+        for (int64_t k = first; k < last; k++) sched->rows[span->row + (k - from)] = 0;
+        sched->given[step->batch.given_count++] =
+            (struct kern_given){.row = (int32_t)(span->row + (first - from)),
+                                .count = (int32_t)(last - first),
+                                .rows = found + (first - at) * sched->options.pictures.width};
+    }
+}
+
+/* Returns the first tile that the sequence's prompt comes to and that is not encoded; NULL: none.
+ */
+static const struct picture_rows *missing_tile(struct sched *sched, const struct sequence *seq) {
+    const struct engine_request *request = &seq->job->request;
+    if (!seq_prefilling(seq) || seq->finish != ENGINE_RUNNING) return NULL;
+    for (int i = first_behind(sched, request, seq->due.tokens); i < request->picture_row_count; i++)
+        if (!find_rows(sched, request, &request->picture_rows[i])) return &request->picture_rows[i];
+    return NULL;
+}
+
+/* Returns the running sequence whose tile is encoded next; NULL: no tile is missing. */
+static struct sequence *find_next(struct sched *sched, const struct picture_rows **rows) {
+    struct sequence *next = NULL;
+    for (int i = 0; i < sched->running; i++) {
+        struct sequence *seq = &sched->sequences[sched->order[i]];
+        const struct picture_rows *missing = missing_tile(sched, seq);
+        if (!missing || (next && queue_client_of(&sched->queue, next->job)->served <=
+                                     queue_client_of(&sched->queue, seq->job)->served))
+            continue;
+        next = seq;
+        *rows = missing;
+    }
+    return next;
+}
+
+int sched_encode(struct sched *sched) {
+    struct pictures *pictures = &sched->pictures;
+    sched->encoded = false;
+    if (!pictures->options.encoder) return 0;
+    if (!pictures->present) {
+        const struct picture_rows *rows = NULL;
+        struct sequence *seq = find_next(sched, &rows);
+        if (!seq) return 0;
+        int rc = pictures_begin(pictures, seq->job->request.pictures[rows->picture], rows->tile);
+        if (rc == ERR_NOMEM) {
+            sched_fail_job(sched, seq->job, rc, "no memory for the rows of a picture");
+            sched->encoded = true; /* the job's end is work */
+            return 0;
+        }
+        if (rc != 0) return rc;
+    }
+    sched->encoded = true;
+    int rc = pictures_advance(pictures);
+    if (rc == 0 && !pictures->present) sched->counters.encoded_tiles++;
+    return rc;
+}

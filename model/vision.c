@@ -1,0 +1,559 @@
+/* Encoders of pictures: loading, and the work of a tile. */
+#include "model/vision.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/mem.h"
+#include "kernels/cpu/team.h"
+#include "model/rows.h"
+#include "model/tensors.h"
+#include "model/weights.h"
+
+struct vision_layer {
+    struct kern_weight *qkv, *o, *up, *down;
+    float *attn_norm, *attn_norm_bias, *qkv_bias, *o_bias;
+    float *ff_norm, *ff_norm_bias, *up_bias, *down_bias;
+};
+
+/* Backend memory of one tile; `patches` rows where no other number is given. */
+struct vision_scratch {
+    float *pixels;           /* [3 patch^2] of each patch: all red, all green, all blue ones */
+    float *x, *norm, *heads; /* [width] */
+    float *qkv;              /* [3 width] */
+    float *up, *ff;          /* [ff] */
+    float *rows;             /* [tile_tokens, text_width] */
+};
+
+struct vision {
+    struct kern *kern;
+    struct vision_config config;
+    bool borrowed; /* another encoder owns all but the scratch */
+    struct kern_weight *patch, *connector;
+    float *patch_bias, *last_norm, *last_norm_bias;
+    float *places; /* [patches, width] the positions' embeddings */
+    float *ones;   /* [ff] */
+    struct vision_layer *layers;
+    uint8_t identity[SHA256_BYTES];
+    size_t weight_bytes, step_bytes;
+    struct vision_scratch scratch;
+    float values[3][256]; /* picture_fill_values */
+    float *pixels;        /* host memory, as scratch.pixels */
+    int32_t *order;       /* [patches] the patches that a row of embeddings joins, side by side */
+    int done;             /* layers of the present tile */
+};
+
+static int patch_pixels(const struct vision_config *c) {
+    return 3 * c->patch * c->patch;
+}
+
+/* ---- Names ---- */
+
+enum part {
+    PART_PATCH,
+    PART_PLACES,
+    PART_LAST_NORM,
+    PART_CONNECTOR,
+    PART_ATTN_NORM, /* one for each layer from here on */
+    PART_Q,
+    PART_K,
+    PART_V,
+    PART_O,
+    PART_FF_NORM,
+    PART_UP,
+    PART_DOWN
+};
+
+/* Names in a directory and in a GGUF file, behind those of a layer. */
+static const char *const names[][2] = {
+    [PART_PATCH] = {"model.vision_model.embeddings.patch_embedding", "v.patch_embd"},
+    [PART_PLACES] = {"model.vision_model.embeddings.position_embedding", "v.position_embd"},
+    [PART_LAST_NORM] = {"model.vision_model.post_layernorm", "v.post_ln"},
+    [PART_CONNECTOR] = {"model.connector.modality_projection.proj", "mm.model.fc"},
+    [PART_ATTN_NORM] = {"layer_norm1", "ln1"},
+    [PART_Q] = {"self_attn.q_proj", "attn_q"},
+    [PART_K] = {"self_attn.k_proj", "attn_k"},
+    [PART_V] = {"self_attn.v_proj", "attn_v"},
+    [PART_O] = {"self_attn.out_proj", "attn_out"},
+    [PART_FF_NORM] = {"layer_norm2", "ln2"},
+    [PART_UP] = {"mlp.fc1", "ffn_up"},
+    [PART_DOWN] = {"mlp.fc2", "ffn_down"},
+};
+static const char *const layer_names[2] = {"model.vision_model.encoder.layers.", "v.blk."};
+
+static void name_part(char out[TENSOR_NAME_MAX], bool gguf, enum part part, int layer,
+                      const char *end) {
+    if (part < PART_ATTN_NORM)
+        snprintf(out, TENSOR_NAME_MAX, "%s.%s", names[part][gguf], end);
+    else
+        snprintf(out, TENSOR_NAME_MAX, "%s%d.%s.%s", layer_names[gguf], layer, names[part][gguf],
+                 end);
+}
+
+/* ---- Loading ---- */
+
+struct vision_loader {
+    struct vision *vision;
+    const struct weights *weights;
+    struct cpu_team *team; /* NULL: names, shapes and types are checked alone */
+    struct sha256_stream sum;
+    struct fault *fault;
+};
+
+/* Finds a tensor of rows * cols numbers whose first dimension is the rows, and adds it to the sum.
+ * The copy has the shape [rows, cols], or [rows] with cols 0. */
+static int find_part(struct vision_loader *loader, const char *name, int64_t rows, int64_t cols,
+                     struct tensor *out) {
+    const struct tensor *tensor = weights_find(loader->weights, name);
+    int64_t numbers = 1;
+    char found[96];
+    if (!tensor) return fault_set(loader->fault, ERR_NOTFOUND, name, "tensor is missing");
+    for (int i = 0; i < tensor->dims; i++) numbers *= tensor->shape[i];
+    tensor_shape_text(tensor->shape, tensor->dims, found, sizeof found);
+    if (tensor->dims < 1 || tensor->shape[0] != rows || numbers != rows * (cols ? cols : 1))
+        return fault_set(loader->fault, ERR_INVALID, name,
+                         "shape is [%s], expected %lld rows of %lld", found, (long long)rows,
+                         (long long)(cols ? cols : 1));
+    if (!tensor_is_float(tensor->dtype) && !(cols && tensor->dtype == TENSOR_BLOCKS))
+        return fault_set(loader->fault, ERR_UNSUPPORTED, name, "type %s is not supported",
+                         tensor->type);
+    *out = *tensor;
+    out->dims = cols ? 2 : 1;
+    out->shape[0] = rows;
+    out->shape[1] = cols;
+    loader->vision->weight_bytes += tensor->bytes;
+    if (loader->team) sha256_add(&loader->sum, tensor->data, tensor->bytes);
+    return 0;
+}
+
+/* Reads one matrix; *room, which mem_free frees, is memory for rows that are not in the file as the
+ * backend takes them. */
+static int read_matrix(struct vision_loader *loader, const char *name, const struct tensor *tensor,
+                       char **room, struct kern_matrix *out) {
+    const struct rows rows = {.tensor = tensor, .count = tensor->shape[0]};
+    *out = (struct kern_matrix){.data = rows_at(&rows),
+                                .dtype = rows_dtype(&rows),
+                                .rows = tensor->shape[0],
+                                .cols = tensor->shape[1]};
+    if (rows_need_room(&rows)) {
+        *room = mem_try_alloc((size_t)(out->rows * out->cols), sizeof(float));
+        if (!*room) return fault_set(loader->fault, ERR_NOMEM, name, "no memory to read it");
+        out->data = *room;
+    }
+    const int64_t bad = rows_read(&rows, *room, loader->team);
+    return bad < 0 ? 0
+                   : fault_set(loader->fault, ERR_INVALID, name,
+                               "element %lld is not a finite number", (long long)bad);
+}
+
+/* Loads `count` parts of `rows` each, joined by rows. */
+static int load_parts(struct vision_loader *loader, enum part first, int count, int layer,
+                      int64_t rows, int64_t cols, struct kern_weight **out) {
+    enum { MOST = 3 };
+    struct tensor tensors[MOST];
+    struct kern_matrix matrices[MOST] = {0};
+    char *room[MOST] = {0}, name[TENSOR_NAME_MAX] = "";
+    struct kern *kern = loader->vision->kern;
+    int rc = 0;
+    CHECK(count <= MOST);
+    for (int i = 0; i < count && !rc; i++) {
+        name_part(name, loader->vision->config.gguf, (enum part)((int)first + i), layer, "weight");
+        rc = find_part(loader, name, rows, cols, &tensors[i]);
+        if (!rc && loader->team)
+            rc = read_matrix(loader, name, &tensors[i], &room[i], &matrices[i]);
+    }
+    if (!rc && loader->team)
+        rc = kern->ops->weight_load(kern, matrices, count, KERN_SHARD_NONE, out, loader->fault);
+    for (int i = 0; i < count; i++) mem_free(room[i]);
+    return rc;
+}
+
+static int give_floats(struct vision_loader *loader, const char *name, const float *from,
+                       size_t count, float **out) {
+    struct kern *kern = loader->vision->kern;
+    *out = kern->ops->mem_alloc(kern, count * sizeof *from);
+    if (!*out) return fault_set(loader->fault, ERR_NOMEM, name, "no memory for %zu numbers", count);
+    return kern->ops->upload(kern, *out, from, count * sizeof *from);
+}
+
+/* Loads the vectors of `count` parts, [width] each, one behind another. */
+static int load_vectors(struct vision_loader *loader, enum part first, int count, int layer,
+                        const char *end, int width, float **out) {
+    char name[TENSOR_NAME_MAX] = "";
+    struct tensor tensor;
+    const size_t each = (size_t)width, all = each * (size_t)count;
+    float *host = mem_must_alloc(all, sizeof *host);
+    int rc = 0;
+    for (int i = 0; i < count && !rc; i++) {
+        name_part(name, loader->vision->config.gguf, (enum part)((int)first + i), layer, end);
+        rc = find_part(loader, name, width, 0, &tensor);
+        if (!rc) CHECK(tensor_read_floats(&tensor, 0, each, host + (size_t)i * each));
+    }
+    for (size_t i = 0; i < all && !rc; i++)
+        if (!isfinite(host[i]))
+            rc = fault_set(loader->fault, ERR_INVALID, name, "has a number that is not finite");
+    if (!rc && loader->team) rc = give_floats(loader, name, host, all, out);
+    mem_free(host);
+    return rc;
+}
+
+/* The embedding of each patch's position. */
+static int load_places(struct vision_loader *loader) {
+    const struct vision_config *c = &loader->vision->config;
+    const size_t width = (size_t)c->width;
+    char name[TENSOR_NAME_MAX];
+    struct tensor tensor;
+    name_part(name, c->gguf, PART_PLACES, 0, "weight");
+    int rc = find_part(loader, name, (int64_t)c->table_side * c->table_side, c->width, &tensor);
+    if (!rc && tensor.dtype == TENSOR_BLOCKS)
+        rc = fault_set(loader->fault, ERR_UNSUPPORTED, name, "type %s is not supported",
+                       tensor.type);
+    if (rc || !loader->team) return rc;
+    float *host = mem_must_alloc((size_t)vision_patches(c) * width, sizeof *host);
+    for (int y = 0; y < c->side; y++)
+        for (int x = 0; x < c->side; x++) {
+            const int row = vision_position(c, y) * c->table_side + vision_position(c, x);
+            CHECK(tensor_read_floats(&tensor, (size_t)row * width, width,
+                                     host + (size_t)(y * c->side + x) * width));
+        }
+    rc =
+        give_floats(loader, name, host, (size_t)vision_patches(c) * width, &loader->vision->places);
+    mem_free(host);
+    return rc;
+}
+
+static int load_layer(struct vision_loader *loader, int at) {
+    const struct vision_config *c = &loader->vision->config;
+    struct vision_layer *layer = &loader->vision->layers[at];
+    const int width = c->width;
+    int rc = load_vectors(loader, PART_ATTN_NORM, 1, at, "weight", width, &layer->attn_norm);
+    if (!rc)
+        rc = load_vectors(loader, PART_ATTN_NORM, 1, at, "bias", width, &layer->attn_norm_bias);
+    if (!rc) rc = load_parts(loader, PART_Q, 3, at, width, width, &layer->qkv);
+    if (!rc) rc = load_vectors(loader, PART_Q, 3, at, "bias", width, &layer->qkv_bias);
+    if (!rc) rc = load_parts(loader, PART_O, 1, at, width, width, &layer->o);
+    if (!rc) rc = load_vectors(loader, PART_O, 1, at, "bias", width, &layer->o_bias);
+    if (!rc) rc = load_vectors(loader, PART_FF_NORM, 1, at, "weight", width, &layer->ff_norm);
+    if (!rc) rc = load_vectors(loader, PART_FF_NORM, 1, at, "bias", width, &layer->ff_norm_bias);
+    if (!rc) rc = load_parts(loader, PART_UP, 1, at, c->ff, width, &layer->up);
+    if (!rc) rc = load_vectors(loader, PART_UP, 1, at, "bias", c->ff, &layer->up_bias);
+    if (!rc) rc = load_parts(loader, PART_DOWN, 1, at, width, c->ff, &layer->down);
+    if (!rc) rc = load_vectors(loader, PART_DOWN, 1, at, "bias", width, &layer->down_bias);
+    return rc;
+}
+
+static int load_ones(struct vision_loader *loader) {
+    const size_t count = (size_t)loader->vision->config.ff;
+    if (!loader->team) return 0;
+    float *host = mem_must_alloc(count, sizeof *host);
+    for (size_t i = 0; i < count; i++) host[i] = 1;
+    int rc = give_floats(loader, "model", host, count, &loader->vision->ones);
+    mem_free(host);
+    return rc;
+}
+
+/* The numbers that the weights are used with. */
+static void add_config(struct sha256_stream *sum, const struct vision_config *c) {
+    const int32_t sizes[] = {c->layers,     c->width, c->ff,    c->heads,     c->patch,
+                             c->table_side, c->side,  c->merge, c->text_width};
+    float values[3][256];
+    picture_fill_values(&c->form, values);
+    sha256_add(sum, sizes, sizeof sizes);
+    sha256_add(sum, &c->eps, sizeof c->eps);
+    sha256_add(sum, values, sizeof values);
+}
+
+static int load_weights(struct vision *vision, const struct weights *weights,
+                        const struct vision_options *options, struct fault *fault) {
+    const struct vision_config *c = &vision->config;
+    struct vision_loader loader = {.vision = vision, .weights = weights, .fault = fault};
+    if (!options->check_only && cpu_team_open(options->threads, &loader.team))
+        return fault_set(fault, ERR_NOMEM, "threads", "cannot start the threads that load weights");
+    sha256_begin(&loader.sum);
+    add_config(&loader.sum, c);
+    vision->layers = mem_must_alloc((size_t)c->layers, sizeof *vision->layers);
+    const int64_t joined = (int64_t)c->merge * c->merge * c->width;
+    int rc = load_parts(&loader, PART_PATCH, 1, 0, c->width, patch_pixels(c), &vision->patch);
+    if (!rc) rc = load_vectors(&loader, PART_PATCH, 1, 0, "bias", c->width, &vision->patch_bias);
+    if (!rc) rc = load_places(&loader);
+    for (int i = 0; i < c->layers && !rc; i++) rc = load_layer(&loader, i);
+    if (!rc)
+        rc = load_vectors(&loader, PART_LAST_NORM, 1, 0, "weight", c->width, &vision->last_norm);
+    if (!rc)
+        rc = load_vectors(&loader, PART_LAST_NORM, 1, 0, "bias", c->width, &vision->last_norm_bias);
+    if (!rc)
+        rc = load_parts(&loader, PART_CONNECTOR, 1, 0, c->text_width, joined, &vision->connector);
+    if (!rc) rc = load_ones(&loader);
+    sha256_end(&loader.sum, vision->identity);
+    cpu_team_close(loader.team);
+    return rc;
+}
+
+/* ---- Opening ---- */
+
+static struct kern_cache_options cache_of(const struct vision *vision,
+                                          struct kern_cache_info *info) {
+    const struct vision_config *c = &vision->config;
+    struct kern_cache_options cache = {.layers = 1,
+                                       .heads_q = c->heads,
+                                       .heads_kv = c->heads,
+                                       .head_dim = c->width / c->heads,
+                                       .dtype = KERN_F32,
+                                       .slots = 1,
+                                       .max_positions = vision_patches(c),
+                                       .rows_max = vision_patches(c)};
+    vision->kern->ops->cache_info(&cache, info);
+    const int64_t each = (vision_patches(c) + info->page_slots - 1) / info->page_slots;
+    cache.pages = c->heads * (each + 1);
+    return cache;
+}
+
+/* With `check_only` counts the memory alone. */
+static int open_scratch(struct vision *vision, bool check_only, struct fault *fault) {
+    const struct vision_config *c = &vision->config;
+    struct vision_scratch *s = &vision->scratch;
+    struct kern *kern = vision->kern;
+    const int patches = vision_patches(c);
+    const struct {
+        float **out;
+        int rows, width;
+    } arrays[] = {
+        {&s->pixels, patches, patch_pixels(c)},
+        {&s->x, patches, c->width},
+        {&s->norm, patches, c->width},
+        {&s->heads, patches, c->width},
+        {&s->qkv, patches, 3 * c->width},
+        {&s->up, patches, c->ff},
+        {&s->ff, patches, c->ff},
+        {&s->rows, c->form.tile_tokens, c->text_width},
+    };
+    struct kern_cache_info info = {0};
+    const struct kern_cache_options cache = cache_of(vision, &info);
+    vision->step_bytes = (size_t)(cache.pages * info.page_bytes);
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
+        const size_t bytes = (size_t)arrays[i].rows * (size_t)arrays[i].width * sizeof(float);
+        vision->step_bytes += i ? bytes : 2 * bytes; /* the pixels lie in host memory, too */
+        if (check_only) continue;
+        *arrays[i].out = kern->ops->mem_alloc(kern, bytes);
+        if (!*arrays[i].out)
+            return fault_set(fault, ERR_NOMEM, "mmproj", "no memory to encode a tile of %d patches",
+                             patches);
+    }
+    if (check_only) return 0;
+    picture_fill_values(&c->form, vision->values);
+    vision->pixels = mem_must_alloc((size_t)patches * (size_t)patch_pixels(c), sizeof(float));
+    vision->order = mem_must_alloc((size_t)patches, sizeof *vision->order);
+    int32_t *to = vision->order;
+    for (int y = 0; y < c->side; y += c->merge)
+        for (int x = 0; x < c->side; x += c->merge)
+            for (int i = 0; i < c->merge * c->merge; i++)
+                *to++ = (y + i / c->merge) * c->side + x + i % c->merge;
+    return kern->ops->cache_open(kern, &cache, fault);
+}
+
+static int read_config(const struct vision_options *options, struct weights **weights,
+                       struct vision_config *config, struct fault *fault) {
+    struct fault inner = {0};
+    int rc;
+    *weights = NULL;
+    if (!options->mmproj || !options->mmproj[0]) {
+        rc = gguf_is_path(options->dir) ? 0
+                                        : vision_config_of_directory(options->dir, config, fault);
+        if (!rc && config->form.kind != PICTURE_NONE)
+            rc = weights_open(options->dir, weights, fault);
+        return rc;
+    }
+    rc = gguf_is_path(options->mmproj) ? weights_open(options->mmproj, weights, &inner)
+                                       : fault_set(&inner, ERR_UNSUPPORTED, "", "is a folder");
+    if (!rc) rc = vision_config_of_gguf(weights_gguf(*weights), config, &inner);
+    return rc ? fault_set(fault, rc, "mmproj", "%s%s%s", inner.field, inner.field[0] ? ": " : "",
+                          inner.text)
+              : 0;
+}
+
+static int load_all(struct vision *vision, const struct vision_options *options,
+                    struct fault *fault) {
+    struct weights *weights;
+    int rc = read_config(options, &weights, &vision->config, fault);
+    vision->config.text_width = options->text_width;
+    if (!rc && weights) rc = load_weights(vision, weights, options, fault);
+    weights_close(weights);
+    return rc;
+}
+
+static int borrow_all(struct vision *vision, const struct vision *owner, struct fault *fault) {
+    struct kern *kern = vision->kern;
+    int rc = kern->ops->borrow(kern, owner->kern);
+    if (rc) return fault_set(fault, rc, "mmproj", "its weights cannot be shared");
+    *vision = *owner;
+    vision->kern = kern;
+    vision->borrowed = true;
+    vision->scratch = (struct vision_scratch){0};
+    vision->pixels = NULL;
+    vision->order = NULL;
+    return 0;
+}
+
+int vision_open(struct kern *kern, const struct vision_options *options, struct vision **out,
+                struct fault *fault) {
+    *out = NULL;
+    struct vision *vision = mem_must_alloc(1, sizeof *vision);
+    vision->kern = kern;
+    int rc = options->owner && kern->ops->borrow ? borrow_all(vision, options->owner, fault)
+                                                 : load_all(vision, options, fault);
+    const bool sees = vision->config.form.kind != PICTURE_NONE;
+    if (!rc && sees) rc = open_scratch(vision, options->check_only, fault);
+    if (rc || !sees)
+        vision_close(vision);
+    else
+        *out = vision;
+    return rc;
+}
+
+static void free_vector(struct kern *kern, float *vector) {
+    if (vector) kern->ops->mem_free(kern, vector);
+}
+
+static void free_weight(struct kern *kern, struct kern_weight *weight) {
+    if (weight) kern->ops->weight_free(kern, weight);
+}
+
+static void close_layer(struct kern *kern, struct vision_layer *layer) {
+    float *vectors[] = {layer->attn_norm, layer->attn_norm_bias, layer->qkv_bias, layer->o_bias,
+                        layer->ff_norm,   layer->ff_norm_bias,   layer->up_bias,  layer->down_bias};
+    for (size_t i = 0; i < sizeof vectors / sizeof *vectors; i++) free_vector(kern, vectors[i]);
+    free_weight(kern, layer->qkv);
+    free_weight(kern, layer->o);
+    free_weight(kern, layer->up);
+    free_weight(kern, layer->down);
+}
+
+void vision_close(struct vision *vision) {
+    if (!vision) return;
+    struct kern *kern = vision->kern;
+    const struct vision_scratch *s = &vision->scratch;
+    float *scratch[] = {s->pixels, s->x, s->norm, s->heads, s->qkv, s->up, s->ff, s->rows};
+    for (size_t i = 0; i < sizeof scratch / sizeof *scratch; i++) free_vector(kern, scratch[i]);
+    mem_free(vision->pixels);
+    mem_free(vision->order);
+    if (!vision->borrowed) {
+        float *vectors[] = {vision->patch_bias, vision->last_norm, vision->last_norm_bias,
+                            vision->places, vision->ones};
+        for (size_t i = 0; i < sizeof vectors / sizeof *vectors; i++) free_vector(kern, vectors[i]);
+        for (int i = 0; vision->layers && i < vision->config.layers; i++)
+            close_layer(kern, &vision->layers[i]);
+        free_weight(kern, vision->patch);
+        free_weight(kern, vision->connector);
+        mem_free(vision->layers);
+    }
+    mem_free(vision);
+}
+
+const struct vision_config *vision_config(const struct vision *vision) {
+    return &vision->config;
+}
+const uint8_t *vision_identity(const struct vision *vision) {
+    return vision->identity;
+}
+size_t vision_weight_bytes(const struct vision *vision) {
+    return vision->weight_bytes;
+}
+size_t vision_step_bytes(const struct vision *vision) {
+    return vision->step_bytes;
+}
+
+/* ---- A tile ---- */
+
+/* Makes a row of each patch's pixels. */
+static void cut_patches(struct vision *vision, const uint8_t *pixels) {
+    const struct vision_config *c = &vision->config;
+    const size_t edge = (size_t)c->form.tile_edge;
+    float *to = vision->pixels;
+    for (int patch = 0; patch < vision_patches(c); patch++)
+        for (int channel = 0; channel < 3; channel++)
+            for (int y = 0; y < c->patch; y++) {
+                const size_t row = (size_t)(patch / c->side * c->patch + y);
+                const uint8_t *from = pixels + ((size_t)channel * edge + row) * edge +
+                                      (size_t)(patch % c->side * c->patch);
+                for (int x = 0; x < c->patch; x++) *to++ = vision->values[channel][from[x]];
+            }
+}
+
+int vision_begin(struct vision *vision, const struct picture *picture, int tile) {
+    const struct vision_config *c = &vision->config;
+    const struct vision_scratch *s = &vision->scratch;
+    struct kern *kern = vision->kern;
+    const size_t edge = (size_t)c->form.tile_edge;
+    const int patches = vision_patches(c);
+    CHECK(picture->edge == c->form.tile_edge && tile >= 0 && tile < picture->tiles);
+    cut_patches(vision, picture->pixels + (size_t)tile * 3 * edge * edge);
+    vision->done = 0;
+    int rc = kern->ops->upload(kern, s->pixels, vision->pixels,
+                               (size_t)patches * (size_t)patch_pixels(c) * sizeof(float));
+    if (rc) return rc;
+    kern->ops->matmul(kern, s->x, s->pixels, vision->patch, vision->patch_bias, patches, KERN_SET);
+    kern->ops->add(kern, s->x, vision->places, patches, c->width);
+    return 0;
+}
+
+/* Attention of every patch to all patches: the cache has one layer's entries of this tile. */
+static int attend(struct vision *vision) {
+    const struct vision_config *c = &vision->config;
+    const struct vision_scratch *s = &vision->scratch;
+    struct kern *kern = vision->kern;
+    const struct kern_span span = {.count = vision_patches(c)};
+    const struct kern_batch batch = {.spans = &span, .rows = span.count, .span_count = 1};
+    const struct kern_attend_options options = {.scale = 1 / sqrtf((float)(c->width / c->heads)),
+                                                .both_ways = true};
+    int rc = kern->ops->begin_step(kern, &batch);
+    if (rc) return rc;
+    kern->ops->write_kv(kern, 0, s->qkv, NULL, &batch);
+    kern->ops->attend(kern, 0, s->heads, s->qkv, &batch, &options);
+    rc = kern->ops->sync(kern);
+    kern->ops->release(kern, 0);
+    return rc;
+}
+
+static int compute_layer(struct vision *vision, const struct vision_layer *layer) {
+    const struct vision_config *c = &vision->config;
+    const struct vision_scratch *s = &vision->scratch;
+    struct kern *kern = vision->kern;
+    const int rows = vision_patches(c);
+    kern->ops->layer_norm(kern, s->norm, s->x, layer->attn_norm, layer->attn_norm_bias, rows,
+                          c->width, c->eps);
+    kern->ops->matmul(kern, s->qkv, s->norm, layer->qkv, layer->qkv_bias, rows, KERN_SET);
+    int rc = attend(vision);
+    if (rc) return rc;
+    kern->ops->matmul(kern, s->x, s->heads, layer->o, layer->o_bias, rows, KERN_ADD);
+    kern->ops->layer_norm(kern, s->norm, s->x, layer->ff_norm, layer->ff_norm_bias, rows, c->width,
+                          c->eps);
+    kern->ops->matmul(kern, s->up, s->norm, layer->up, layer->up_bias, rows, KERN_SET);
+    kern->ops->glu_apart(kern, s->ff, s->up, vision->ones, 0, rows, c->ff, KERN_GELU_TANH);
+    kern->ops->matmul(kern, s->x, s->ff, layer->down, layer->down_bias, rows, KERN_ADD);
+    return 0;
+}
+
+/* The connector. Rows of s->norm in order are rows of joined patches. */
+static int connect(struct vision *vision, float *out) {
+    const struct vision_config *c = &vision->config;
+    const struct vision_scratch *s = &vision->scratch;
+    struct kern *kern = vision->kern;
+    const int patches = vision_patches(c), rows = c->form.tile_tokens;
+    kern->ops->layer_norm(kern, s->norm, s->x, vision->last_norm, vision->last_norm_bias, patches,
+                          c->width, c->eps);
+    kern->ops->gather_rows(kern, s->heads, s->norm, vision->order, patches, c->width);
+    kern->ops->matmul(kern, s->rows, s->heads, vision->connector, NULL, rows, KERN_SET);
+    return kern->ops->download(kern, out, s->rows,
+                               (size_t)rows * (size_t)c->text_width * sizeof *out);
+}
+
+int vision_advance(struct vision *vision, float *out, bool *done) {
+    const struct vision_config *c = &vision->config;
+    int rc = compute_layer(vision, &vision->layers[vision->done++]);
+    *done = vision->done == c->layers;
+    if (rc || !*done) return rc;
+    rc = connect(vision, out);
+    return rc ? rc : vision->kern->ops->sync(vision->kern);
+}

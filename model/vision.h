@@ -1,0 +1,83 @@
+/* Encoders of pictures: from a tile's pixels to the rows of embeddings that stand in a prompt in
+ * place of tokens'.
+ *
+ * An encoder is a transformer over the square patches of one tile (Dosovitskiy et al., "An image is
+ * worth 16x16 words", arXiv 2010.11929; SigLIP, arXiv 2303.15343): a product of each patch's
+ * pixels, learned positions, layers with LayerNorm and biases in which every patch sees all others,
+ * a last norm. A connector joins squares of patches and multiplies them into the width of the text
+ * model (Idefics3, arXiv 2408.12637, section 3; SmolVLM, arXiv 2504.05299). Families are data:
+ * struct vision_config.
+ *
+ * A tile's rows depend on that tile alone, so they are the same bits whenever and beside whatever
+ * they are computed. The work of a tile is divided into parts, a layer each, so that steps of the
+ * text model can go on between them.
+ *
+ * Thread: that of its backend, which is another instance than the text model's: one rank, with a
+ * cache of its own for one layer of one tile. */
+#ifndef KEEPD_MODEL_VISION_H
+#define KEEPD_MODEL_VISION_H
+
+#include <stdbool.h>
+
+#include "base/err.h"
+#include "base/gguf.h"
+#include "base/sha256.h"
+#include "kernels/kern.h"
+#include "picture/picture.h"
+
+struct vision_config {
+    struct picture_form form;
+    bool gguf; /* names of tensors are those of a GGUF file of type mmproj */
+    int layers, width, ff, heads;
+    int patch;      /* pixels of a patch's side */
+    int table_side; /* positions of a side in the table of positions */
+    int side;       /* patches of a tile's side */
+    int merge;      /* patches of a side that one row of embeddings joins */
+    int text_width; /* numbers of such a row */
+    float eps;      /* the norms' */
+};
+
+/* Reads what a directory says about pictures (config.json, preprocessor_config.json or
+ * processor_config.json). form.kind is PICTURE_NONE where the model is of a family without pictures
+ * here. text_width is left to the caller. Faults name the field, behind its file. */
+int vision_config_of_directory(const char *dir, struct vision_config *out, struct fault *fault);
+/* The same of a file of type mmproj; faults name the key. */
+int vision_config_of_gguf(const struct gguf *gguf, struct vision_config *out, struct fault *fault);
+/* Returns which row of the table of positions the patch number `at` of a side has: transformers,
+ * Idefics3VisionEmbeddings, in float32. */
+int vision_position(const struct vision_config *config, int at);
+
+static inline int vision_patches(const struct vision_config *config) {
+    return config->side * config->side;
+}
+
+struct vision;
+
+struct vision_options {
+    const char *dir;    /* the model, a directory or a GGUF file */
+    const char *mmproj; /* GGUF file with the encoder; NULL or "" = the directory has it */
+    int text_width;
+    int threads;                /* threads that load; 0 = the cores this process may use */
+    bool check_only;            /* names, shapes and types; nothing can be encoded */
+    const struct vision *owner; /* an open one, which outlives this: its weights are shared. NULL:
+                                   they are loaded */
+};
+
+/* *out is NULL without a fault if the directory's model sees no pictures here. Loads the weights
+ * into the backend and opens the backend's cache. Errors name field, tensor or file. */
+int vision_open(struct kern *kern, const struct vision_options *options, struct vision **out,
+                struct fault *fault);
+void vision_close(struct vision *vision); /* NULL allowed */
+const struct vision_config *vision_config(const struct vision *vision);
+/* SHA-256 of the weights and of the numbers that they are used with. */
+const uint8_t *vision_identity(const struct vision *vision);
+size_t vision_weight_bytes(const struct vision *vision);
+size_t vision_step_bytes(const struct vision *vision); /* activations and cache of a tile */
+
+/* Begins a tile, whatever was encoded of another one. */
+int vision_begin(struct vision *vision, const struct picture *picture, int tile);
+/* Does the next part. *done: it was the last one, and `out`, host memory, has the tile's rows,
+ * [form.tile_tokens, text_width]. An error is the backend's. */
+int vision_advance(struct vision *vision, float *out, bool *done);
+
+#endif

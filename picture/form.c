@@ -1,0 +1,50 @@
+#include <math.h>
+
+#include "picture/picture.h"
+
+/* The tiles of a picture whose longer side is `longest`: one more pixel for the rounding of the
+ * shorter side to an even number. */
+static bool has_too_many_tiles(const struct picture_form *form) {
+    const int side = (form->longest_edge + form->tile_edge) / form->tile_edge;
+    return form->splits && side * side + 1 > PICTURE_TILES_MAX;
+}
+
+int picture_check_form(const struct picture_form *form, struct fault *fault) {
+    if (form->kind != PICTURE_IDEFICS3)
+        return fault_set(fault, ERR_UNSUPPORTED, "image_processor_type",
+                         "pictures for this processor are not made");
+    if (form->filter != PICTURE_LANCZOS && form->filter != PICTURE_BILINEAR &&
+        form->filter != PICTURE_BICUBIC)
+        return fault_set(fault, ERR_UNSUPPORTED, "resample",
+                         "expected 1 (Lanczos), 2 (bilinear) or 3 (bicubic), found %d",
+                         (int)form->filter);
+    if (form->tile_edge < 8 || form->tile_edge > 4096)
+        return fault_set(fault, ERR_INVALID, "max_image_size.longest_edge",
+                         "expected 8 to 4096 pixels, found %d", form->tile_edge);
+    if (form->longest_edge < 1 || form->longest_edge > 4096)
+        return fault_set(fault, ERR_INVALID, "size.longest_edge",
+                         "expected 1 to 4096 pixels, found %d", form->longest_edge);
+    if (has_too_many_tiles(form))
+        return fault_set(fault, ERR_INVALID, "size.longest_edge",
+                         "a picture of %d pixels has more than %d tiles of %d pixels",
+                         form->longest_edge, PICTURE_TILES_MAX, form->tile_edge);
+    if (form->tile_tokens < 1)
+        return fault_set(fault, ERR_INVALID, "max_image_size.longest_edge",
+                         "a tile of %d pixels has no token", form->tile_edge);
+    if (!isfinite(form->rescale))
+        return fault_set(fault, ERR_INVALID, "rescale_factor", "is no finite number");
+    for (int c = 0; c < 3; c++) {
+        if (!isfinite(form->mean[c]))
+            return fault_set(fault, ERR_INVALID, "image_mean", "is no finite number");
+        if (!isfinite(form->deviation[c]) || form->deviation[c] == 0)
+            return fault_set(fault, ERR_INVALID, "image_std",
+                             "expected finite numbers other than 0");
+    }
+    return 0;
+}
+
+void picture_fill_values(const struct picture_form *form, float values[3][256]) {
+    for (int c = 0; c < 3; c++)
+        for (int byte = 0; byte < 256; byte++)
+            values[c][byte] = ((float)(byte * form->rescale) - form->mean[c]) / form->deviation[c];
+}

@@ -1,0 +1,114 @@
+/* Pictures of requests: from the bytes of a file to the tiles that a vision encoder reads.
+ *
+ * Two steps. picture_decode reads a file and is run in a process without rights (decoder.h),
+ * because the bytes are a stranger's. picture_prepare then resizes, cuts and orders the pixels as
+ * the model's published processor does. Both are pure functions for any thread.
+ *
+ * Sources: the resizing is that of Pillow (its separable convolution with fixed-point coefficients
+ * and a rounding to bytes between the two passes), bit for bit. Sizes and tiles follow the
+ * Idefics3 processor (Laurencon et al. 2024, "Building and better understanding vision-language
+ * models", section 3.2). */
+#ifndef KEEPD_PICTURE_PICTURE_H
+#define KEEPD_PICTURE_PICTURE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/sha256.h"
+
+/* Bounds, checked before anything of their size is allocated. */
+#define PICTURE_FILE_MAX   ((size_t)20 << 20) /* bytes of a file */
+#define PICTURE_EDGE_MAX   16384              /* pixels of a side */
+#define PICTURE_PIXELS_MAX (32u << 20)        /* width * height of a file */
+#define PICTURE_TILES_MAX  101                /* tiles of a prepared picture */
+#define PICTURE_MEMORY_MAX ((int64_t)1 << 30) /* bytes of all prepared pictures together */
+
+/* How a picture becomes tiles. */
+enum picture_kind {
+    PICTURE_NONE,     /* the model takes no pictures */
+    PICTURE_IDEFICS3, /* Idefics3, SmolVLM: square tiles in rows, then the whole picture as one tile
+                       */
+};
+
+/* Filters, with the numbers that preprocessor_config.json uses ("resample"). */
+enum picture_filter {
+    PICTURE_LANCZOS = 1, /* three lobes */
+    PICTURE_BILINEAR = 2,
+    PICTURE_BICUBIC = 3, /* a = -0.5 */
+};
+
+/* A model's files say this about its pictures. The model sets every member when it is loaded
+ * (preprocessor_config.json, processor_config.json, or the metadata of a GGUF file of type mmproj);
+ * constant from then on. */
+struct picture_form {
+    enum picture_kind kind;
+    enum picture_filter filter;
+    int longest_edge;   /* the longer side is resized to this first ("size.longest_edge") */
+    int tile_edge;      /* pixels of a tile's side ("max_image_size.longest_edge") */
+    bool splits;        /* do_image_splitting: false = the whole picture as one tile, no others */
+    int tile_tokens;    /* rows of embeddings of one tile: (tile_edge / patch / scale_factor)^2 */
+    double rescale;     /* rescale_factor, usually 1 / 255 */
+    float mean[3];      /* "image_mean", of red, green, blue */
+    float deviation[3]; /* "image_std" */
+};
+
+/* Checks that the numbers are possible: ERR_INVALID or ERR_UNSUPPORTED; the field is that of
+ * preprocessor_config.json. */
+int picture_check_form(const struct picture_form *form, struct fault *fault);
+
+/* Fills the encoder's inputs of the 256 values of a byte, for each channel: the float32 numbers
+ * (rescale * byte - mean) / deviation that the published processors compute. */
+void picture_fill_values(const struct picture_form *form, float values[3][256]);
+
+/* Pixels of a decoded file: 8 bits of red, green and blue, rows from the top without gaps. */
+struct picture_rgb {
+    int width, height;
+    uint8_t *pixels; /* [height][width][3]; mem_free */
+};
+
+/* A prepared picture. Immutable; shared by counting: whoever keeps a pointer holds a count. */
+struct picture {
+    int tiles;         /* in the order in which the encoder and the prompt have them */
+    int rows, columns; /* the grid of the tiles but the last, which shows the whole picture;
+                          0, 0: there is one tile only */
+    int edge;          /* pixels of a tile's side */
+    int tile_tokens;   /* rows of embeddings of a tile */
+    int width, height; /* the file's, for reports */
+    uint8_t *pixels;   /* [tiles][3][edge][edge]: bytes, which picture_fill_values makes numbers */
+    uint8_t digest[SHA256_BYTES]; /* over the tiles and their order: equal digests, equal
+                                     embeddings under the same model */
+    int counts;                   /* owned by picture_hold and picture_drop */
+};
+
+/* Reads a PNG, JPEG or WebP file. Pixels under transparent ones are white. The orientation that a
+ * camera noted in the file is not applied, as in the published processors. Errors have no field:
+ * ERR_MALFORMED, ERR_UNSUPPORTED (another format, an animation), ERR_LIMIT (too large; found in the
+ * header, before anything is decoded), ERR_NOMEM. */
+int picture_decode(const void *data, size_t size, struct picture_rgb *out, struct fault *fault);
+
+/* `whole`: only one tile with the whole picture, whatever the form says ("detail": "low").
+ * *out has one count. Errors: ERR_NOMEM, ERR_LIMIT (a shape with too many tiles), ERR_BUSY
+ * (PICTURE_MEMORY_MAX is used up). */
+int picture_prepare(const struct picture_rgb *rgb, const struct picture_form *form, bool whole,
+                    struct picture **out, struct fault *fault);
+
+/* The text that a chat template writes for a picture, a token of the model. */
+const char *picture_mark(enum picture_kind kind);
+/* Appends what the processor puts in the mark's place. The mark stands in it once for
+ * each row of embeddings, tile after tile. */
+void picture_write_prompt(enum picture_kind kind, const struct picture *picture, struct buf *out);
+
+struct picture *picture_hold(struct picture *picture); /* returns its argument */
+void picture_drop(struct picture *picture);            /* NULL allowed */
+
+/* Rows of a prompt whose embeddings come from a tile: `tile_tokens` rows from row `at`. */
+struct picture_rows {
+    size_t at;
+    int picture; /* index of the request's pictures */
+    int tile;
+};
+
+#endif

@@ -1,0 +1,11 @@
+/* Declarations for prepare.c and its tests alone. */
+#ifndef KEEPD_PICTURE_PREPARE_H
+#define KEEPD_PICTURE_PREPARE_H
+
+#include <stdatomic.h>
+
+#include "picture/picture.h"
+
+extern atomic_int_fast64_t prepared_bytes; /* the tiles of all pictures that are there */
+
+#endif

@@ -1,0 +1,31 @@
+#include "base/check.h"
+#include "picture/picture.h"
+
+/* Marks of the Idefics3 processor. */
+#define IDEFICS3_IMAGE  "<image>"
+#define IDEFICS3_AROUND "<fake_token_around_image>"
+#define IDEFICS3_WHOLE  "<global-img>"
+
+const char *picture_mark(enum picture_kind kind) {
+    CHECK(kind == PICTURE_IDEFICS3);
+    return IDEFICS3_IMAGE;
+}
+
+static void write_tile(const struct picture *picture, struct buf *out) {
+    for (int i = 0; i < picture->tile_tokens; i++) buf_str(out, IDEFICS3_IMAGE);
+}
+
+void picture_write_prompt(enum picture_kind kind, const struct picture *picture, struct buf *out) {
+    CHECK(kind == PICTURE_IDEFICS3);
+    for (int row = 1; row <= picture->rows; row++) {
+        for (int column = 1; column <= picture->columns; column++) {
+            buf_fmt(out, IDEFICS3_AROUND "<row_%d_col_%d>", row, column);
+            write_tile(picture, out);
+        }
+        buf_char(out, '\n');
+    }
+    if (picture->rows) buf_char(out, '\n');
+    buf_str(out, IDEFICS3_AROUND IDEFICS3_WHOLE);
+    write_tile(picture, out);
+    buf_str(out, IDEFICS3_AROUND);
+}

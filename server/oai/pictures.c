@@ -1,0 +1,122 @@
+/* Pictures in messages: OpenAI's parts `image_url` and `input_image` and Anthropic's blocks
+ * `image`. The bytes are decoded later, on the same thread (server/pictures.c). */
+#include <string.h>
+#include <strings.h>
+
+#include "base/json.h"
+#include "server/oai/fields.h"
+
+/* A type of parts with a picture and the place of its address or its bytes. */
+struct picture_part {
+    const char *type, *outer, *inner;
+    bool bare; /* the bytes in base64 stand without an address, and the type beside them */
+};
+
+static const struct picture_part picture_parts[] = {
+    {"image_url", "image_url", "url", false},
+    {"input_image", "image_url", "url", false},
+    {"image", "source", "data", true},
+};
+
+static const struct picture_part *find_picture_part(const cJSON *part) {
+    const cJSON *type = json_get(part, "type");
+    for (size_t i = 0; i < sizeof picture_parts / sizeof *picture_parts; i++)
+        if (cJSON_IsString(type) && strcmp(type->valuestring, picture_parts[i].type) == 0)
+            return &picture_parts[i];
+    return NULL;
+}
+
+bool oai_is_picture(const struct oai_reader *r, const cJSON *part) {
+    return r->rules && r->rules->info->pictures && find_picture_part(part);
+}
+
+/* Returns the base64 text behind the head of a `data:` address, or NULL with *error. */
+static const char *read_address(const struct oai_reader *r, const char *address,
+                                const char *field) {
+    const char *comma = strchr(address, ',');
+    if (strncasecmp(address, "http:", 5) == 0 || strncasecmp(address, "https:", 6) == 0) {
+        oai_invalid(r, field,
+                    "keepd fetches no pictures: send the bytes, as data:image/png;base64,...");
+        return NULL;
+    }
+    if (strncasecmp(address, "data:", 5) != 0 || !comma) {
+        oai_invalid(r, field, "expected data:image/png;base64,..., found '%.24s'", address);
+        return NULL;
+    }
+    if (comma - address < 12 || strncasecmp(comma - 7, ";base64", 7) != 0) {
+        oai_invalid(r, field, "expected the bytes in base64: data:image/png;base64,...");
+        return NULL;
+    }
+    return comma + 1;
+}
+
+/* Reads the detail that the client wants: "low" is one tile. The models' own names for it, such as
+ * "original", are as good as "high". */
+static int read_detail(const struct oai_reader *r, const cJSON *object, const char *path,
+                       bool *whole) {
+    const cJSON *detail = json_get(object, "detail");
+    char field[OAI_PATH];
+    oai_path(field, "%s.detail", path);
+    if (!detail) return 0;
+    if (!cJSON_IsString(detail)) return oai_expected(r->error, field, "a string", detail);
+    const char *name = detail->valuestring;
+    if (strcmp(name, "low") != 0 && strcmp(name, "high") != 0 && strcmp(name, "auto") != 0 &&
+        strcmp(name, "original") != 0)
+        return oai_invalid(r, field, "expected 'low', 'high', 'auto' or 'original', found '%.32s'",
+                           name);
+    *whole = strcmp(name, "low") == 0;
+    return 0;
+}
+
+/* Finds the string with the picture in a part. OpenAI's older form has an object around the
+ * address, its newer one and many clients have not. `field` becomes its path. */
+static int find_source(const struct oai_reader *r, const cJSON *part, const char *path,
+                       const struct picture_part *kind, char field[OAI_PATH], const cJSON **found) {
+    const cJSON *outer = json_get(part, kind->outer);
+    oai_path(field, "%s.%s", path, kind->outer);
+    *found = outer;
+    if (!outer) return oai_missing(r, field);
+    if (cJSON_IsObject(outer)) {
+        oai_path(field, "%s.%s.%s", path, kind->outer, kind->inner);
+        *found = json_get(outer, kind->inner);
+        if (!*found) return oai_missing(r, field);
+    }
+    if (kind->bare && !cJSON_IsObject(outer))
+        return oai_expected(r->error, field, "an object", outer);
+    return cJSON_IsString(*found) ? 0 : oai_expected(r->error, field, "a string", *found);
+}
+
+/* Anthropic names the kind of its sources, of which one has bytes. */
+static int check_source(const struct oai_reader *r, const cJSON *part, const char *path) {
+    const cJSON *source = json_get(part, "source"), *type = json_get(source, "type");
+    char field[OAI_PATH];
+    oai_path(field, "%s.source.type", path);
+    if (!type || (cJSON_IsString(type) && strcmp(type->valuestring, "base64") == 0)) return 0;
+    return oai_invalid(r, field, "keepd fetches no pictures: expected 'base64'");
+}
+
+int oai_add_picture(struct oai_reader *r, const cJSON *part, const char *path) {
+    const struct picture_part *kind = find_picture_part(part);
+    const cJSON *source;
+    char field[OAI_PATH];
+    bool whole = false;
+    if (kind->bare && check_source(r, part, path)) return -1;
+    if (find_source(r, part, path, kind, field, &source)) return -1;
+    const char *base64 =
+        kind->bare ? source->valuestring : read_address(r, source->valuestring, field);
+    if (!base64 || read_detail(r, part, path, &whole)) return -1;
+    if (cJSON_IsObject(json_get(part, kind->outer))) {
+        char outer[OAI_PATH];
+        oai_path(outer, "%s.%s", path, kind->outer);
+        if (read_detail(r, json_get(part, kind->outer), outer, &whole)) return -1;
+    }
+    if (r->out->picture_count == OAI_PICTURES_MAX)
+        return oai_invalid(r, field, "a request may have at most %d pictures", OAI_PICTURES_MAX);
+    if (!r->out->pictures)
+        r->out->pictures = arena_alloc(r->arena, OAI_PICTURES_MAX, sizeof *r->out->pictures);
+    const char *name = arena_strndup(r->arena, field, strlen(field));
+    if (!r->out->pictures || !name) return oai_no_memory(r);
+    r->out->pictures[r->out->picture_count++] =
+        (struct oai_picture){base64, strlen(base64), whole, name};
+    return 0;
+}

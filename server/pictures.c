@@ -1,0 +1,90 @@
+/* The pictures of a request: from base64 in its body to tiles. Runs in the libuv worker, as
+ * prepare.c does, and waits there for the processes that decode (picture/decoder.h). */
+#include <nettle/base64.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "picture/decoder.h"
+#include "server/loop.h"
+
+/* Decodes base64 into memory of its own. White space is allowed, as in MIME. */
+static int decode_base64(const struct oai_picture *from, uint8_t **bytes, size_t *size,
+                         struct fault *fault) {
+    struct base64_decode_ctx decoder;
+    *bytes = NULL;
+    if (from->size / 4 > PICTURE_FILE_MAX / 3)
+        return fault_set(fault, ERR_LIMIT, NULL, "a picture's file may have at most %zu bytes",
+                         PICTURE_FILE_MAX);
+    *size = BASE64_DECODE_LENGTH(from->size);
+    *bytes = mem_try_alloc(*size + 1, 1);
+    if (!*bytes) return fault_set(fault, ERR_NOMEM, NULL, "not enough memory for the picture");
+    base64_decode_init(&decoder);
+    if (base64_decode_update(&decoder, size, *bytes, from->size, from->base64) &&
+        base64_decode_final(&decoder))
+        return 0;
+    return fault_set(fault, ERR_MALFORMED, NULL, "the bytes of the picture are not in base64");
+}
+
+static int read_picture(const struct oai_picture *from, const struct picture_form *form,
+                        struct picture **out, struct fault *fault) {
+    struct picture_rgb rgb = {0};
+    uint8_t *bytes;
+    size_t size;
+    int rc = decode_base64(from, &bytes, &size, fault);
+    if (!rc) rc = picture_read(bytes, size, &rgb, fault);
+    mem_free(bytes);
+    if (!rc) rc = picture_prepare(&rgb, form, from->whole, out, fault);
+    mem_free(rgb.pixels);
+    return rc;
+}
+
+static int refuse_picture(struct exchange *ex, const struct oai_picture *from,
+                          const struct fault *why) {
+    struct fault fault;
+    fault_set(&fault, why->code, from->field, "%s", why->text);
+    return oai_refuse_fault(&ex->error, &fault);
+}
+
+/* Ends before the pictures that no longer fit the context are decoded. */
+static int check_picture_tokens(struct exchange *ex, int64_t tokens) {
+    const struct oai_request *request = &ex->request;
+    if (tokens < request->longest) return 0;
+    oai_refuse(
+        &ex->error, 400, "context_length_exceeded", request->prompt_field,
+        "This model's maximum context length is %d tokens. However, your pictures alone have "
+        "%lld. Please send fewer, or with 'detail': 'low'.",
+        request->longest, (long long)tokens);
+    return oai_refuse_context(&ex->error, (size_t)tokens, (size_t)request->longest);
+}
+
+int prepare_pictures(struct exchange *ex) {
+    const struct oai_request *request = &ex->request;
+    const struct picture_form *form = ex->model->rules.info->pictures;
+    int64_t tokens = 0;
+    if (!request->picture_count || ex->pictures) return 0;
+    if (request->truncate)
+        return oai_refuse(&ex->error, 400, "invalid_value", "truncate_prompt_tokens",
+                          "Invalid value for 'truncate_prompt_tokens': a prompt with pictures is "
+                          "not cut.");
+    ex->pictures = mem_try_alloc((size_t)request->picture_count, sizeof *ex->pictures);
+    if (!ex->pictures) {
+        exchange_refuse_memory(ex);
+        return -1;
+    }
+    for (int i = 0; i < request->picture_count; i++) {
+        struct fault fault = {0};
+        if (read_picture(&request->pictures[i], form, &ex->pictures[i], &fault))
+            return refuse_picture(ex, &request->pictures[i], &fault);
+        ex->picture_count++;
+        tokens += (int64_t)ex->pictures[i]->tiles * ex->pictures[i]->tile_tokens;
+        if (check_picture_tokens(ex, tokens)) return -1;
+    }
+    return 0;
+}
+
+void exchange_drop_pictures(struct exchange *ex) {
+    for (int i = 0; i < ex->picture_count; i++) picture_drop(ex->pictures[i]);
+    mem_free(ex->pictures);
+    ex->pictures = NULL;
+    ex->picture_count = 0;
+}

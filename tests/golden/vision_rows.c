@@ -1,0 +1,60 @@
+/* vision_rows: the rows of embeddings that an encoder of pictures makes of tiles.
+ *
+ *   vision_rows MODEL MMPROJ WIDTH PIXELS PATH THREADS
+ *
+ * MODEL is a directory, whose encoder is used if MMPROJ is "". WIDTH is that of the text model.
+ * PIXELS is a file with the bytes of a picture's tiles, [tiles][3][edge][edge]. Writes the rows of
+ * all tiles as float32. Tiles are begun twice, the first time in vain, and computed in descending
+ * order. Run by tests/python/test_vision.py. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/check.h"
+#include "base/file.h"
+#include "base/mem.h"
+#include "kernels/cpu/cpu.h"
+#include "model/vision.h"
+
+static int fail(const struct fault *fault) {
+    fprintf(stderr, "%s: %s\n", fault->field, fault->text);
+    return 1;
+}
+
+int main(int argc, char **argv) {
+    struct fault fault = {0};
+    struct kern *kern = NULL;
+    struct vision *vision = NULL;
+    char *pixels = NULL;
+    size_t size = 0;
+    if (argc != 7) return 2;
+    const int width = (int)strtol(argv[3], NULL, 10), threads = (int)strtol(argv[6], NULL, 10);
+    const struct cpu_options cpu = {.path = argv[5], .activations = CPU_F32, .threads = threads};
+    const struct vision_options options = {
+        .dir = argv[1], .mmproj = argv[2], .text_width = width, .threads = threads};
+    if (cpu_open(&cpu, &kern, &fault) || vision_open(kern, &options, &vision, &fault))
+        return fail(&fault);
+    CHECK(vision);
+    if (file_read(argv[4], (size_t)64 << 20, &pixels, &size, &fault)) return fail(&fault);
+    const struct picture_form *form = &vision_config(vision)->form;
+    const size_t tile = 3 * (size_t)form->tile_edge * (size_t)form->tile_edge;
+    CHECK(size > 0 && size % tile == 0);
+    const struct picture picture = {.tiles = (int)(size / tile),
+                                    .edge = form->tile_edge,
+                                    .tile_tokens = form->tile_tokens,
+                                    .pixels = (uint8_t *)pixels};
+    const size_t rows = (size_t)form->tile_tokens * (size_t)width;
+    float *out = mem_must_alloc((size_t)picture.tiles * rows, sizeof *out);
+    for (int i = picture.tiles - 1; i >= 0; i--) {
+        bool done = false;
+        CHECK(vision_begin(vision, &picture, 0) == 0);
+        CHECK(vision_advance(vision, out, &done) == 0 && !done);
+        CHECK(vision_begin(vision, &picture, i) == 0);
+        while (!done) CHECK(vision_advance(vision, out + (size_t)i * rows, &done) == 0);
+    }
+    fwrite(out, sizeof *out, (size_t)picture.tiles * rows, stdout);
+    mem_free(out);
+    mem_free(pixels);
+    vision_close(vision);
+    kern->ops->close(kern);
+    return 0;
+}

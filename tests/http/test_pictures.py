@@ -1,0 +1,186 @@
+"""Pictures in requests. The fake's template writes of each picture what the server made of it, so that answers show it."""
+import base64
+import re
+import struct
+import zlib
+
+import pytest
+
+from conftest import FAKE, Daemon
+
+WHOLE = "messages[0].content[0].image_url.url"
+NOISE = bytes((i * 7 + i // 3) & 255 for i in range(4096))
+
+
+def png(width, height, level=0):
+    rows = b"".join(b"\0" + NOISE[y:y + 3 * width].ljust(3 * width, b"\1") for y in range(height))
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)), (b"IDAT", zlib.compress(rows, level)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+                                           for name, data in chunks)
+
+
+def address(data, kind="image/png"):
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def part(data, **more):
+    return {"type": "image_url", "image_url": {"url": data if isinstance(data, str) else address(data), **more}}
+
+
+def user(*parts):
+    return [{"role": "user", "content": [p if isinstance(p, dict) else {"type": "text", "text": p} for p in parts]}]
+
+
+@pytest.fixture(scope="module")
+def seeing():
+    if not FAKE:
+        pytest.skip("leans on the fake engine's answers")
+    daemon = Daemon(env={"KEEPD_FAKE_PICTURES": "1"})
+    yield daemon
+    assert daemon.stop() == 0
+
+
+def seen(daemon, *parts, **fields):
+    r = daemon.chat(messages=user(*parts), temperature=0, **fields)
+    assert r.status_code == 200, r.text
+    return r.json()["choices"][0]["message"]["content"]
+
+
+def test_a_picture_stands_in_its_place(seeing):
+    text = seen(seeing, "left", part(png(40, 20)), "right", part(png(20, 40)), max_tokens=200)
+    assert re.fullmatch(r"left\[40x20, 1x2, [0-9a-f]{8}\]right\[20x40, 2x1, [0-9a-f]{8}\]", text)
+
+
+def test_equal_pixels_have_one_digest(seeing):
+    """However the file is written, and in whichever form a client sends it."""
+    data = png(30, 30)
+    forms = [part(data), part(png(30, 30, level=9)), {"type": "input_image", "image_url": address(data)}, {"type": "image_url", "image_url": address(data)},
+             {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": base64.b64encode(data).decode()}},
+             part(address(data, "image/jpeg")), part(address(data, "application/octet-stream"))]
+    texts = {seen(seeing, form, max_tokens=100) for form in forms}
+    assert len(texts) == 1, texts
+    assert seen(seeing, part(png(31, 30)), max_tokens=100) not in texts
+
+
+def test_detail(seeing):
+    assert "0x0" in seen(seeing, part(png(30, 30), detail="low"), max_tokens=100)
+    for detail in ("high", "auto", "original"):
+        assert "2x2" in seen(seeing, part(png(30, 30), detail=detail), max_tokens=100)
+
+
+def test_a_picture_in_a_result(seeing):
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}]}
+    messages = [*user("look"), call, {"role": "tool", "tool_call_id": "1", "content": user("got", part(png(8, 8)))[0]["content"]}]
+    text = seeing.post("/apply-template", {"messages": messages}).json()["prompt"]
+    assert re.search(r"got\[8x8, 2x2, ", text)
+
+
+def block(data):
+    return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": base64.b64encode(data).decode()}}
+
+
+def test_pictures_of_messages(seeing):
+    """Anthropic's blocks, also in the result of a tool."""
+    body = {"model": "tiny", "max_tokens": 200, "temperature": 0}
+    content = [{"type": "text", "text": "left"}, block(png(40, 20)), block(png(20, 40)), {"type": "text", "text": "right"}]
+    text = seeing.post("/v1/messages", {**body, "messages": [{"role": "user", "content": content}]}).json()["content"][0]["text"]
+    assert re.fullmatch(r"left\[40x20, .*?\]\[20x40, .*?\]right", text)
+    use = {"type": "tool_use", "id": "1", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}, block(png(8, 8)),
+                                                                       {"type": "text", "text": "c"}]}
+    messages = [{"role": "user", "content": "look"}, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    counted = seeing.post("/v1/messages/count_tokens", {"model": "tiny", "messages": messages})
+    assert counted.status_code == 200, counted.text
+    shorter = [*messages[:2], {"role": "user", "content": [{**result, "content": "a\nbc"}]}]
+    fewer = seeing.post("/v1/messages/count_tokens", {"model": "tiny", "messages": shorter}).json()["input_tokens"]
+    assert counted.json()["input_tokens"] == fewer + len("[8x8, 2x2, 01234567]")
+
+
+def test_pictures_of_responses(seeing):
+    content = [{"type": "input_text", "text": "left"}, {"type": "input_image", "image_url": address(png(40, 20)), "detail": "low"}]
+    r = seeing.post("/v1/responses", {"model": "tiny", "input": [{"role": "user", "content": content}], "temperature": 0, "max_output_tokens": 200})
+    assert r.status_code == 200, r.text
+    text = r.json()["output"][-1]["content"][0]["text"]
+    assert re.fullmatch(r"left\[40x20, 0x0, .*?\]", text)
+    again = {"model": "tiny", "previous_response_id": r.json()["id"], "input": "and?", "max_output_tokens": 5}
+    assert seeing.post("/v1/responses", again).status_code == 200
+
+
+@pytest.mark.parametrize("path,field,body", [
+    ("/v1/messages", "messages[0].content[1].source.data", {"messages": user("a", block(b"hello"))}),
+    ("/v1/messages", "messages[0].content[0].source.type", {"messages": user({"type": "image", "source": {"type": "file", "file_id": "x"}})}),
+    ("/v1/responses", "input[0].content[1].image_url", {"input": user("a", {"type": "input_image", "image_url": address(b"hello")})}),
+    ("/v1/responses", "input[0].content[0].image_url", {"input": user({"type": "input_image", "file_id": "x"})})])
+def test_refused_pictures_of_other_forms(seeing, path, field, body):
+    r = seeing.post(path, {"model": "tiny", "max_tokens": 5, **body} if "messages" in body else {"model": "tiny", **body})
+    assert r.status_code == 400 and field in r.text, r.text
+
+
+@pytest.mark.parametrize("field,why,message", [
+    (WHOLE, "fetches no pictures", user(part("https://example.com/a.png"))),
+    (WHOLE, "fetches no pictures", user(part("HTTP://127.0.0.1/a.png"))),
+    (WHOLE, "expected data:", user(part("file:///etc/passwd"))),
+    (WHOLE, "expected data:", user(part(""))),
+    (WHOLE, "in base64", user(part("data:image/png,abc"))),
+    (WHOLE, "not in base64", user(part("data:image/png;base64,!!!!"))),
+    (WHOLE, "not in base64", user(part("data:image/png;base64,AAA"))),
+    (WHOLE, "no picture", user(part("data:image/png;base64,"))),
+    (WHOLE, "no picture", user(part(b"hello"))),
+    (WHOLE, "GIF", user(part(b"GIF89a\1\0\1\0"))),
+    (WHOLE, "ends early", user(part(png(9, 9)[:-20]))),
+    (WHOLE, "damaged", user(part(png(9, 9).replace(b"IDAT", b"IDAX")))),
+    ("messages[0].content[1].image_url.url", "no picture", user("a", part(b"hello"))),
+    (WHOLE, "a string", user({"type": "image_url", "image_url": {"url": 5}})),
+    (WHOLE, "Missing", user({"type": "image_url", "image_url": {}})),
+    ("messages[0].content[0].image_url", "Missing", user({"type": "image_url"})),
+    ("messages[0].content[0].image_url.detail", "'low'", user(part(png(9, 9), detail="tiny"))),
+    ("messages[0].content[0].image_url.detail", "a string", user(part(png(9, 9), detail=1))),
+    ("messages[0].content[0].source.type", "base64", user({"type": "image", "source": {"type": "url", "url": "https://a"}})),
+    ("messages[0].content[0].source", "Missing", user({"type": "image"})),
+    ("messages[0].content[0].type", "type", [{**user(part(png(9, 9)))[0], "role": "system"}]),
+    ("truncate_prompt_tokens", "pictures", user(part(png(9, 9)))),
+])
+def test_refused_pictures(seeing, field, why, message):
+    cut = {"truncate_prompt_tokens": 5} if field == "truncate_prompt_tokens" else {}
+    r = seeing.chat(messages=message, max_tokens=5, **cut)
+    assert r.status_code == 400, r.text
+    assert r.json()["error"]["param"] == field and why in r.json()["error"]["message"], r.text
+
+
+def test_a_bomb_is_refused_by_its_header(seeing):
+    """500 megapixels in a small file."""
+    bomb = png(1, 1)
+    bomb = bomb[:16] + struct.pack(">II", 25000, 20000) + bomb[24:29]
+    bomb += struct.pack(">I", zlib.crc32(bomb[12:29])) + png(1, 1)[33:]
+    r = seeing.chat(messages=user(part(bomb)), max_tokens=5)
+    assert r.status_code == 400 and "25000 x 20000" in r.text
+    assert r.elapsed.total_seconds() < 5
+
+
+def test_too_many_pictures(seeing):
+    data = png(2, 2)
+    assert seeing.chat(messages=user(*[part(data, detail="low")] * 20), max_tokens=5).status_code == 200
+    r = seeing.chat(messages=user(*[part(data, detail="low")] * 65), max_tokens=5)
+    assert r.status_code == 400 and "at most 64 pictures" in r.text
+    r = seeing.chat(messages=user(*[part(png(40, 40))] * 60), max_tokens=5)
+    assert r.status_code == 400 and r.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_a_client_sets_no_places(seeing):
+    """The member that says where pictures stand is the server's own."""
+    message = {**user("a")[0], "picture_ends": [1, 0, 7]}
+    assert seeing.chat(messages=[message], temperature=0).status_code == 200
+
+
+def test_no_process_is_left(seeing):
+    for data in (b"hello", png(9, 9), png(9, 9)[:40]):
+        seeing.chat(messages=user(part(data)), max_tokens=5)
+    children = f"/proc/{seeing.process.pid}/task/{seeing.process.pid}/children"
+    with open(children) as listed:
+        assert listed.read().split() == []
+
+
+def test_a_model_without_eyes_refuses(shared):
+    r = shared.chat(messages=user(part(png(9, 9))), max_tokens=5)
+    assert r.status_code == 400
+    assert r.json()["error"]["param"] == "messages[0].content[0].type" and r.json()["error"]["code"] == "unsupported_parameter"

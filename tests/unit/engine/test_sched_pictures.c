@@ -1,0 +1,253 @@
+/* Pictures in prompts: engine/steps/sched_pictures.c. The world's encoder makes tokens of tiles, so
+ * a prompt with pictures has the answer of the prompt with these tokens. */
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "tests/unit/engine/requests.h"
+
+enum { PROMPT = 90, ANSWER = 20, TILES = 3, PICTURES = 8 };
+
+static struct picture pictures[PICTURES];
+
+/* A request with `count` pictures, and the same with tokens in their places. */
+struct asked {
+    struct engine_job job, plain;
+    const struct picture *shown[4];
+    struct picture_rows rows[4 * TILES];
+    int32_t prompt[PROMPT], tokens[PROMPT];
+};
+
+static int32_t id_of(int picture, int tile, int row) {
+    return ENGINE_PICTURE_IDS + world_picture_row(picture, tile, row);
+}
+
+/* The pictures stand behind 7 tokens each, their tiles behind one each. */
+static void make(struct asked *asked, int number, int count, const int *which,
+                 struct engine_kv kv) {
+    asked->job = job_of(number, PROMPT, ANSWER, kv);
+    struct engine_request *request = &asked->job.request;
+    memcpy(asked->prompt, request->prompt, sizeof asked->prompt);
+    memcpy(asked->tokens, request->prompt, sizeof asked->tokens);
+    size_t at = 0;
+    int all = 0;
+    for (int i = 0; i < count; i++) {
+        pictures[which[i]] = (struct picture){.tiles = TILES, .digest = {(uint8_t)which[i]}};
+        asked->shown[i] = &pictures[which[i]];
+        at += 7;
+        for (int tile = 0; tile < TILES; tile++, at += WORLD_TILE + 1) {
+            asked->rows[all++] = (struct picture_rows){.at = at, .picture = i, .tile = tile};
+            for (int k = 0; k < WORLD_TILE; k++) {
+                asked->prompt[at + (size_t)k] = id_of(which[i], tile, k);
+                asked->tokens[at + (size_t)k] = world_picture_row(which[i], tile, k);
+            }
+        }
+    }
+    cr_assert_leq(at, PROMPT);
+    request->prompt = asked->prompt;
+    request->pictures = asked->shown;
+    request->picture_count = count;
+    request->picture_rows = asked->rows;
+    request->picture_row_count = all;
+    asked->plain = job_of(number, PROMPT, ANSWER, kv);
+    asked->plain.request.prompt = asked->tokens;
+}
+
+static void close_both(struct asked *asked) {
+    engine_job_close(&asked->job);
+    engine_job_close(&asked->plain);
+}
+
+static struct world_options options_of(int tiles, int rows) {
+    return (struct world_options){
+        .pages = 1600, .sequences = 4, .conversations = 8, .rows = rows, .tiles = tiles};
+}
+
+/* No world is open: each has the whole plan of failures. */
+static void expect_answer(struct asked *asked) {
+    run_alone(&asked->plain);
+    expect_same_answer(&asked->plain, &asked->job);
+}
+
+/* Steps of many and of few rows, tiles that are all kept and that push each other out, alone and
+ * beside others, with evictions in the middle of pictures. */
+Test(pictures, answers_are_those_of_the_tokens_that_they_stand_for) {
+    const struct engine_kv kinds[] = {full(), global(24, 8, 16), global(12, 4, 8)};
+    for (int i = 0; i < 12; i++) {
+        struct asked asked[3];
+        struct world_options options = options_of(i % 2 ? 2 : 32, i % 4 < 2 ? 6 : 64);
+        struct world w;
+        options.drafts = i % 3 ? DRAFT_MAX : 0;
+        options.logits = i % 4 < 2 ? 6 : 24;
+        world_open(&w, &options);
+        for (int k = 0; k < 3; k++) {
+            make(&asked[k], 1 + k, 3, (int[]){k, 3, k + 1}, kinds[i % 3]);
+            asked[k].job.request.drafts = options.drafts ? -1 : 0;
+            submit(&w, &asked[k].job);
+        }
+        run_until_idle(&w);
+        if (options.tiles == 32) cr_assert_eq(w.sched.counters.encoded_tiles, 4 * TILES);
+        world_close(&w);
+        for (int k = 0; k < 3; k++) expect_answer(&asked[k]);
+        for (int k = 0; k < 3; k++) close_both(&asked[k]);
+    }
+}
+
+Test(pictures, choices_read_them_once) {
+    struct asked asked;
+    struct world_options options = options_of(32, 32);
+    struct world w;
+    world_open(&w, &options);
+    make(&asked, 1, 2, (int[]){1, 2}, full());
+    asked.job.request.choices = 3;
+    submit(&w, &asked.job);
+    run_until_idle(&w);
+    cr_assert_eq(w.sched.counters.encoded_tiles, 2 * TILES);
+    world_close(&w);
+    expect_answer(&asked);
+    close_both(&asked);
+}
+
+/* A later turn encodes nothing, also of a prompt that shows a picture again; another picture is not
+ * taken for the first one, though its first id is the same. */
+Test(pictures, what_was_read_is_found_by_its_ids) {
+    struct asked first, again, other;
+    struct world_options options = options_of(2, 64);
+    struct world w;
+    world_open(&w, &options);
+    make(&first, 1, 1, (int[]){1}, full());
+    submit(&w, &first.job);
+    run_until_idle(&w);
+    cr_assert_eq(w.sched.counters.encoded_tiles, TILES);
+    make(&again, 1, 1, (int[]){1}, full());
+    memcpy(again.prompt + 60, prompt_of(9, 0) + 60, 30 * sizeof *again.prompt);
+    memcpy(again.tokens + 60, prompt_of(9, 0) + 60, 30 * sizeof *again.tokens);
+    submit(&w, &again.job);
+    run_until_idle(&w);
+    cr_assert_eq(again.job.cached_tokens, 60);
+    cr_assert_eq(w.sched.counters.encoded_tiles, TILES);
+    make(&other, 1, 1, (int[]){2}, full());
+    other.prompt[7] = first.prompt[7];
+    submit(&w, &other.job);
+    run_until_idle(&w);
+    cr_assert_leq(other.job.cached_tokens, 7);
+    world_close(&w);
+    expect_answer(&again);
+    expect_answer(&other);
+    close_both(&first);
+    close_both(&again);
+    close_both(&other);
+}
+
+/* An answer has a token in every step while a picture of another request is encoded. */
+Test(pictures, answers_go_on_beside_them) {
+    struct asked asked;
+    struct world_options options = options_of(32, 64);
+    struct world w;
+    world_open(&w, &options);
+    struct engine_job talk = job_of(5, 10, 60, full());
+    submit(&w, &talk);
+    world_step(&w);
+    make(&asked, 1, 2, (int[]){1, 2}, full());
+    submit(&w, &asked.job);
+    for (int before = count_of(&talk); w.sched.counters.encoded_tiles < 2 * TILES; before++) {
+        cr_assert_eq(count_of(&talk), before);
+        world_step(&w);
+    }
+    cr_assert_geq(count_of(&talk), 2 * TILES * WORLD_TILE_PARTS);
+    run_until_idle(&w);
+    world_close(&w);
+    expect_answer(&asked);
+    engine_job_close(&talk);
+    close_both(&asked);
+}
+
+/* A client that asks about few pictures does not wait for one that shows many. */
+Test(pictures, clients_share_the_encoder) {
+    struct asked many[2], one;
+    struct world_options options = options_of(32, 64);
+    struct world w;
+    world_open(&w, &options);
+    for (int i = 0; i < 2; i++) {
+        make(&many[i], 1 + i, 3, (int[]){3 * i, 3 * i + 1, 3 * i + 2}, full());
+        many[i].job.request.client[0] = 1;
+        submit(&w, &many[i].job);
+    }
+    for (int i = 0; i < 4; i++) world_step(&w);
+    make(&one, 4, 1, (int[]){7}, full());
+    one.job.request.client[0] = 2;
+    submit(&w, &one.job);
+    while (count_of(&one.job) == 0) world_step(&w);
+    cr_assert_leq(w.sched.counters.encoded_tiles, 3 * TILES);
+    run_until_idle(&w);
+    world_close(&w);
+    expect_answer(&one);
+    for (int i = 0; i < 2; i++) close_both(&many[i]);
+    close_both(&one);
+}
+
+Test(pictures, a_cancelled_request_leaves_the_encoder_to_others) {
+    struct asked gone, next;
+    struct world_options options = options_of(2, 64);
+    struct world w;
+    world_open(&w, &options);
+    make(&gone, 1, 2, (int[]){1, 2}, full());
+    submit(&w, &gone.job);
+    for (int i = 0; i < 2; i++) world_step(&w);
+    atomic_store(&gone.job.cancel, 1);
+    run_until_idle(&w);
+    cr_assert_eq(finish_of(&gone.job), ENGINE_FINISH_ABORT);
+    make(&next, 2, 1, (int[]){4}, full());
+    submit(&w, &next.job);
+    run_until_idle(&w);
+    world_close(&w);
+    expect_answer(&next);
+    close_both(&gone);
+    close_both(&next);
+}
+
+Test(pictures, an_encoder_that_fails_ends_what_runs) {
+    for (int part = 0; part < 2 * WORLD_TILE_PARTS; part++) {
+        struct asked asked, next;
+        struct world_options options = options_of(2, 64);
+        struct world w;
+        world_open(&w, &options);
+        make(&asked, 1, 1, (int[]){1}, full());
+        submit(&w, &asked.job);
+        world_fail(WORLD_ENCODE, part, ERR_NOMEM);
+        run_until_idle(&w);
+        cr_assert_eq(finish_of(&asked.job), ENGINE_FINISH_ERROR);
+        world_fail_never();
+        make(&next, 1, 1, (int[]){1}, full());
+        submit(&w, &next.job);
+        run_until_idle(&w);
+        world_close(&w);
+        expect_answer(&next);
+        close_both(&asked);
+        close_both(&next);
+    }
+}
+
+Test(pictures, memory_for_a_tile_is_the_request_s) {
+    struct asked asked;
+    struct world_options options = options_of(2, 64);
+    struct world w;
+    world_open(&w, &options);
+    struct engine_job talk = job_of(5, 10, 60, full());
+    submit(&w, &talk);
+    make(&asked, 1, 1, (int[]){1}, full());
+    submit(&w, &asked.job);
+    for (int i = 0; i < w.options.tiles; i++) cr_assert_null(w.sched.pictures.tiles[i].rows);
+    const int tokens = w.sched.pictures.options.tile_tokens;
+    w.sched.pictures.options.width = INT32_MAX; /* more than there is */
+    w.sched.pictures.options.tile_tokens = INT32_MAX;
+    world_step(&w);
+    cr_assert_eq(finish_of(&asked.job), ENGINE_FINISH_ERROR);
+    w.sched.pictures.options.width = 1;
+    w.sched.pictures.options.tile_tokens = tokens;
+    run_until_idle(&w);
+    cr_assert_eq(finish_of(&talk), ENGINE_FINISH_LENGTH);
+    world_close(&w);
+    engine_job_close(&talk);
+    close_both(&asked);
+}

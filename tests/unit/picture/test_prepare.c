@@ -1,0 +1,177 @@
+#include <criterion/criterion.h>
+#include <math.h>
+
+#include "picture/prepare.h"
+#include "samples.h"
+#include "sums.h"
+
+static const struct picture_form smol = {.kind = PICTURE_IDEFICS3,
+                                         .filter = PICTURE_LANCZOS,
+                                         .longest_edge = 256,
+                                         .tile_edge = 64,
+                                         .splits = true,
+                                         .tile_tokens = 4,
+                                         .rescale = 1.0 / 255,
+                                         .mean = {0.5f, 0.5f, 0.5f},
+                                         .deviation = {0.5f, 0.5f, 0.5f}};
+
+static struct picture *prepare(int width, int height, const struct picture_form *form, bool whole) {
+    struct picture_rgb rgb = sample_picture(width, height);
+    struct picture *picture;
+    struct fault fault = {0};
+    cr_assert_eq(picture_prepare(&rgb, form, whole, &picture, &fault), 0, "%s", fault.text);
+    mem_free(rgb.pixels);
+    return picture;
+}
+
+/* Results of the published processor. */
+static const struct {
+    int width, height, longest_edge, tile_edge;
+    bool splits;
+    int rows, columns, tiles;
+    struct sums sums;
+} prepared[] = {
+#include "prepared.inc"
+};
+
+Test(picture_prepare, has_the_tiles_of_the_processor) {
+    for (size_t i = 0; i < sizeof prepared / sizeof *prepared; i++) {
+        struct picture_form form = smol;
+        form.longest_edge = prepared[i].longest_edge;
+        form.tile_edge = prepared[i].tile_edge;
+        form.splits = prepared[i].splits;
+        struct picture *p = prepare(prepared[i].width, prepared[i].height, &form, false);
+        cr_expect(p->rows == prepared[i].rows && p->columns == prepared[i].columns &&
+                      p->tiles == prepared[i].tiles,
+                  "row %zu: %d x %d, %d", i, p->rows, p->columns, p->tiles);
+        cr_expect(p->width == prepared[i].width && p->height == prepared[i].height);
+        expect_sums(p->pixels, (size_t)p->tiles * 3 * (size_t)p->edge * (size_t)p->edge,
+                    prepared[i].sums, "prepared", i);
+        picture_drop(p);
+    }
+}
+
+Test(picture_prepare, makes_one_tile_where_the_client_or_the_model_wants_one) {
+    struct picture_form plain = smol, small = smol;
+    plain.splits = false;
+    small.longest_edge = 64;
+    struct picture *whole = prepare(200, 100, &smol, true);
+    struct picture *unsplit = prepare(200, 100, &plain, false);
+    struct picture *fitting = prepare(64, 64, &small, false);
+    struct picture *const all[] = {whole, unsplit, fitting};
+    for (size_t i = 0; i < 3; i++)
+        cr_expect(all[i]->tiles == 1 && all[i]->rows == 0 && all[i]->columns == 0);
+    cr_expect_arr_eq(whole->digest, unsplit->digest, SHA256_BYTES);
+    cr_expect_eq(fitting->pixels[64 + 3], sample_byte(3, 1, 0),
+                 "a tile of its size is not resized");
+    cr_expect_eq(fitting->pixels[2 * 64 * 64 + 64 + 3], sample_byte(3, 1, 2));
+    for (size_t i = 0; i < 3; i++) picture_drop(all[i]);
+}
+
+Test(picture_prepare, a_digest_is_that_of_the_tiles) {
+    struct picture *a = prepare(90, 50, &smol, false), *b = prepare(90, 50, &smol, false);
+    struct picture *c = prepare(90, 51, &smol, false);
+    cr_expect_arr_eq(a->digest, b->digest, SHA256_BYTES);
+    cr_expect(memcmp(a->digest, c->digest, SHA256_BYTES) != 0);
+    cr_expect_eq(picture_hold(a), a);
+    picture_drop(a);
+    cr_expect_eq(a->tiles, 13, "held once more");
+    picture_drop(a);
+    picture_drop(b);
+    picture_drop(c);
+    picture_drop(NULL);
+}
+
+Test(picture_prepare, values_are_those_of_the_processor) {
+    float values[3][256];
+    picture_fill_values(&smol, values);
+    cr_expect_float_eq(values[0][0], -1.0f, 0);
+    cr_expect_float_eq(values[1][255], 1.0f, 1e-7);
+    cr_expect_float_eq(values[2][128], ((float)(128 * (1.0 / 255)) - 0.5f) / 0.5f, 0);
+}
+
+Test(picture_prepare, writes_the_prompt_of_the_processor) {
+    struct picture picture = {.tiles = 3, .rows = 1, .columns = 2, .tile_tokens = 2};
+    struct buf text;
+    buf_open(&text, 1 << 16);
+    picture_write_prompt(PICTURE_IDEFICS3, &picture, &text);
+    cr_expect_str_eq(text.data, "<fake_token_around_image><row_1_col_1><image><image>"
+                                "<fake_token_around_image><row_1_col_2><image><image>\n"
+                                "\n<fake_token_around_image><global-img><image><image>"
+                                "<fake_token_around_image>");
+    buf_clear(&text);
+    picture = (struct picture){.tiles = 1, .tile_tokens = 1};
+    picture_write_prompt(PICTURE_IDEFICS3, &picture, &text);
+    cr_expect_str_eq(text.data,
+                     "<fake_token_around_image><global-img><image><fake_token_around_image>");
+    cr_expect_str_eq(picture_mark(PICTURE_IDEFICS3), "<image>");
+    buf_close(&text);
+}
+
+Test(picture_prepare, refuses_impossible_forms) {
+    static const struct {
+        const char *field;
+        struct picture_form change; /* members that are not 0 */
+    } rows[] = {{"image_processor_type", {.kind = 77}},
+                {"resample", {.filter = 5}},
+                {"max_image_size.longest_edge", {.tile_edge = 7}},
+                {"max_image_size.longest_edge", {.tile_edge = 4097}},
+                {"size.longest_edge", {.longest_edge = 4097}},
+                {"size.longest_edge", {.longest_edge = -1}},
+                {"size.longest_edge", {.longest_edge = 4096, .tile_edge = 64}},
+                {"max_image_size.longest_edge", {.tile_tokens = -1}},
+                {"rescale_factor", {.rescale = (double)INFINITY}},
+                {"image_mean", {.mean = {NAN}}},
+                {"image_std", {.deviation = {INFINITY}}}};
+    cr_expect_eq(picture_check_form(&smol, NULL), 0);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct picture_form form = smol, change = rows[i].change;
+        struct fault fault = {0};
+        if (change.kind) form.kind = change.kind;
+        if (change.filter) form.filter = change.filter;
+        if (change.tile_edge) form.tile_edge = change.tile_edge;
+        if (change.longest_edge) form.longest_edge = change.longest_edge;
+        if (change.tile_tokens) form.tile_tokens = change.tile_tokens;
+        if (change.rescale != 0) form.rescale = change.rescale;
+        if (change.mean[0] != 0) form.mean[0] = change.mean[0];
+        if (change.deviation[0] != 0) form.deviation[0] = change.deviation[0];
+        cr_expect_neq(picture_check_form(&form, &fault), 0, "row %zu", i);
+        cr_expect_str_eq(fault.field, rows[i].field, "row %zu: %s", i, fault.field);
+    }
+    struct picture_form flat = smol;
+    flat.deviation[2] = 0;
+    cr_expect_eq(picture_check_form(&flat, NULL), ERR_INVALID);
+}
+
+Test(picture_prepare, bounds_the_memory_of_all_pictures) {
+    struct picture_rgb rgb = sample_picture(8, 8);
+    struct picture *picture;
+    struct fault fault = {0};
+    const int64_t bytes = 3 * 64 * 64;
+    atomic_store(&prepared_bytes, PICTURE_MEMORY_MAX - bytes + 1);
+    cr_expect_eq(picture_prepare(&rgb, &smol, true, &picture, &fault), ERR_BUSY);
+    cr_expect_null(picture);
+    atomic_store(&prepared_bytes, PICTURE_MEMORY_MAX - bytes);
+    cr_expect_eq(picture_prepare(&rgb, &smol, true, &picture, &fault), 0);
+    picture_drop(picture);
+    cr_expect_eq(atomic_load(&prepared_bytes), PICTURE_MEMORY_MAX - bytes);
+    mem_free(rgb.pixels);
+}
+
+Test(picture_prepare, reports_each_lack_of_memory) {
+    struct picture_rgb rgb = sample_picture(90, 70);
+    struct picture *picture;
+    long n = 0;
+    for (;; n++) {
+        struct fault fault = {0};
+        mem_fail_after(n);
+        const int rc = picture_prepare(&rgb, &smol, false, &picture, &fault);
+        mem_fail_after(-1);
+        if (rc == 0) break;
+        cr_expect_eq(rc, ERR_NOMEM);
+        cr_expect_null(picture);
+    }
+    cr_expect_gt(n, 20);
+    picture_drop(picture);
+    mem_free(rgb.pixels);
+}

@@ -1,0 +1,95 @@
+"""Writes what Pillow and transformers make of pictures, for the C tests in tests/unit/picture.
+
+    python make_pictures.py --out ../tests/unit/picture
+
+resized.inc    resizes of a picture made by a formula (samples.h), by Pillow
+prepared.inc   the tiles of transformers' Idefics3 processor that works with Pillow, as bytes
+decoded.inc    small files in several formats and their pixels over white, by Pillow
+"""
+
+import argparse
+import io
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+try:
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil as Processor
+except ImportError:  # before version 5
+    from transformers import Idefics3ImageProcessor as Processor
+
+RESIZES = [(40, 30, 20, 15), (20, 15, 57, 33), (64, 64, 64, 31), (33, 64, 80, 64), (300, 7, 11, 5), (5, 5, 1, 1), (1, 1, 9, 4),
+           (128, 96, 127, 97), (200, 100, 64, 64), (37, 211, 37, 211)]
+PICTURES = [(100, 100), (640, 480), (480, 640), (1000, 100), (100, 1000), (7, 1), (1, 1), (333, 250), (250, 333), (64, 64), (65, 63), (255, 257)]
+# longest edge, edge of a tile, whether the picture is divided
+FORMS = [(256, 64, True), (64, 64, True), (182, 91, True), (256, 64, False), (182, 91, False)]
+
+
+def sample(width, height):
+    y, x = np.mgrid[0:height, 0:width]
+    return np.stack([(x * 7 + y * 13 + c * 71 + (x * y) // 3) & 255 for c in range(3)], -1).astype(np.uint8)
+
+
+def sums(array):
+    flat = np.asarray(array).reshape(-1).astype(np.uint64)
+    return f"{{{flat.sum()}u, {(flat * (np.arange(flat.size, dtype=np.uint64) % 251)).sum()}u}}"
+
+
+def resizes():
+    for width, height, to_width, to_height in RESIZES:
+        for number in (1, 2, 3):
+            made = Image.fromarray(sample(width, height)).resize((to_width, to_height), number)
+            yield f"{{{width}, {height}, {to_width}, {to_height}, {number}, {sums(made)}}},"
+
+
+def pictures():
+    for longest, edge, splits in FORMS:
+        processor = Processor(size={"longest_edge": longest}, max_image_size={"longest_edge": edge}, do_image_splitting=splits, resample=1,
+                              image_mean=[0.5, 0.4, 0.3], image_std=[0.5, 0.25, 0.2])
+        for width, height in PICTURES:
+            made = processor([[Image.fromarray(sample(width, height))]], return_row_col_info=True, return_tensors="np")
+            values = np.asarray(made["pixel_values"])[0]
+            mean, std = (np.array(v).reshape(1, 3, 1, 1) for v in ([0.5, 0.4, 0.3], [0.5, 0.25, 0.2]))
+            tiles = np.rint((values * std + mean) * 255).astype(np.uint8)
+            assert np.abs((tiles / 255 - mean) / std - values).max() < 1e-5
+            yield (f"{{{width}, {height}, {longest}, {edge}, {str(splits).lower()}, {made['rows'][0][0]}, {made['cols'][0][0]}, "
+                   f"{len(tiles)}, {sums(tiles)}}},")
+
+
+def files():
+    colour = Image.fromarray(sample(23, 17))
+    alpha = colour.copy()
+    alpha.putalpha(Image.fromarray(sample(23, 17)[:, :, 1]))
+    palette = colour.quantize(16)
+    see_through = palette.copy()
+    see_through.info["transparency"] = 3
+    rows = [("png rgb", colour, "PNG", {}), ("png rgba", alpha, "PNG", {}), ("png grey", colour.convert("L"), "PNG", {}),
+            ("png grey and alpha", alpha.convert("LA"), "PNG", {}), ("png palette", palette, "PNG", {}),
+            ("png palette with alpha", see_through, "PNG", {}), ("png of two colours", colour.convert("1"), "PNG", {}),
+            ("jpeg", colour, "JPEG", {"quality": 80}), ("jpeg 4:4:4", colour, "JPEG", {"quality": 80, "subsampling": 0}),
+            ("jpeg in scans", colour, "JPEG", {"quality": 80, "progressive": True}), ("jpeg grey", colour.convert("L"), "JPEG", {}),
+            ("jpeg of inks", colour.convert("CMYK"), "JPEG", {}), ("webp", colour, "WEBP", {"quality": 80}),
+            ("webp without loss", alpha, "WEBP", {"lossless": True, "exact": True})]
+    for name, image, form, settings in rows:
+        out = io.BytesIO()
+        image.save(out, form, **settings)
+        read = Image.open(io.BytesIO(out.getvalue()))
+        # Inks go to light at once; all others are laid over white.
+        pixels = (read.convert("RGB") if read.mode == "CMYK" else
+                  Image.alpha_composite(Image.new("RGBA", read.size, (255, 255, 255)), read.convert("RGBA")).convert("RGB"))
+        data = "".join(f"\\x{byte:02x}" for byte in out.getvalue())
+        lines = '"\n "'.join(data[i:i + 88] for i in range(0, len(data), 88))
+        yield f'{{"{name}", {len(out.getvalue())}, 23, 17, {sums(pixels)},\n "{lines}"}},'
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__)
+    ap.add_argument("--out", type=Path, required=True)
+    out = ap.parse_args().out
+    for name, rows in [("resized", resizes()), ("prepared", pictures()), ("decoded", files())]:
+        (out / f"{name}.inc").write_text("/* Written by training/make_pictures.py. */\n" + "\n".join(rows) + "\n")
+
+
+if __name__ == "__main__":
+    main()
