@@ -237,14 +237,13 @@ Test(pictures, memory_for_a_tile_is_the_request_s) {
     submit(&w, &talk);
     make(&asked, 1, 1, (int[]){1}, full());
     submit(&w, &asked.job);
-    for (int i = 0; i < w.options.tiles; i++) cr_assert_null(w.sched.pictures.tiles[i].rows);
-    const int tokens = w.sched.pictures.options.tile_tokens;
-    w.sched.pictures.options.width = INT32_MAX; /* more than there is */
-    w.sched.pictures.options.tile_tokens = INT32_MAX;
+    for (int i = 0; i < WORLD_TILE_PARTS; i++) world_step(&w);
+    cr_assert_eq(w.sched.counters.encoded_tiles, 1);
+    mem_fail_after(0); /* the next tile's rows */
     world_step(&w);
+    cr_assert_not(mem_fail_pending());
+    mem_fail_after(-1);
     cr_assert_eq(finish_of(&asked.job), ENGINE_FINISH_ERROR);
-    w.sched.pictures.options.width = 1;
-    w.sched.pictures.options.tile_tokens = tokens;
     run_until_idle(&w);
     cr_assert_eq(finish_of(&talk), ENGINE_FINISH_LENGTH);
     world_close(&w);
