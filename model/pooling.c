@@ -5,6 +5,7 @@
 
 #include "base/gguf.h"
 #include "base/json.h"
+#include "base/mem.h"
 #include "model/json_file.h"
 
 /* The settings of sentence-transformers' Pooling: one flag for each way; what several flags ask for
