@@ -10,10 +10,10 @@
 #include "picture/sandbox.h"
 #include "samples.h"
 
-static const char *const deeds[] = {"crash", "lie", "open", "socket", "exec", "silence"};
+static const char *const deeds[] = {"crash", "lie", "socket", "exec", "open", "silence"};
 
 static bool is_call(const char *deed) {
-    return strcmp(deed, "open") == 0 || strcmp(deed, "socket") == 0 || strcmp(deed, "exec") == 0;
+    return strcmp(deed, "socket") == 0 || strcmp(deed, "exec") == 0;
 }
 
 static void name_file(pid_t parent, const char *deed, char path[64]) {
@@ -35,7 +35,7 @@ static void do_deed(const char *deed) {
     }
     CHECK(sandbox_enter() == 0);
     if (strcmp(deed, "crash") == 0) abort();
-    if (strcmp(deed, "open") == 0) (void)!open("/etc/passwd", 0);
+    if (strcmp(deed, "open") == 0 && open("/proc/cpuinfo", 0) >= 0) abort();
     if (strcmp(deed, "socket") == 0) (void)!socket(AF_INET, SOCK_STREAM, 0);
     if (strcmp(deed, "exec") == 0) (void)!execve("/bin/true", none, none);
     for (volatile int forever = 1; strcmp(deed, "silence") == 0 && forever;) {
@@ -84,9 +84,11 @@ int main(int argc, char **argv) {
     expect_sample(file, size);
     CHECK(picture_read("hello", 5, &rgb, &fault) == ERR_MALFORMED && strstr(fault.text, "PNG"));
     CHECK(picture_read(file, PICTURE_FILE_MAX + 1, &rgb, &fault) == ERR_LIMIT);
-    for (size_t i = 0; i + 1 < sizeof deeds / sizeof *deeds; i++)
+    for (size_t i = 0; i + 2 < sizeof deeds / sizeof *deeds; i++)
         if (!is_call(deeds[i]) || sandbox_filters())
             expect_failure(deeds[i], file, size, ERR_MALFORMED);
+    /* Opening is refused, and does not end the process: libraries look at what the machine has. */
+    expect_failure("open", file, size, ERR_LIMIT);
     picture_decode_ms = 300;
     expect_failure("silence", file, size, ERR_LIMIT);
     picture_decode_ms = PICTURE_DECODE_MS;
