@@ -256,6 +256,12 @@ static void skip_drafter(struct sched *sched, struct sequence **asked, int count
     drafter->pace = (struct pace){0};
 }
 
+/* Does the sequence show pictures to a draft model, which has no encoder? A block of the model's
+ * files reads the answer alone. */
+static bool shows_pictures(const struct sched *sched, const struct sequence *seq) {
+    return sched->drafter.options.width == 0 && seq->job->request.picture_row_count > 0;
+}
+
 double sched_ask_drafter(struct sched *sched, int streams, int32_t most) {
     struct sequence *asked[DRAFTER_ASKED];
     int count = 0;
@@ -263,6 +269,7 @@ double sched_ask_drafter(struct sched *sched, int streams, int32_t most) {
         struct sequence *seq = sched->sorted[i];
         draft_charge_model(&seq->draft, -DRAFTER_LOST_PART);
         if (seq->draft_most <= 0 || seq->model_failed || !has_credit(seq)) continue;
+        if (shows_pictures(sched, seq)) continue;
         if (seq->draft_found > 0 && draft_rate(&seq->draft, 0) >= (double)seq->draft.model_rate)
             continue;
         asked[count++] = seq;

@@ -186,6 +186,35 @@ Test(pictures, clients_share_the_encoder) {
     close_both(&one);
 }
 
+/* A draft model, which sees no pictures, is not asked about them, and goes on to guess for others.
+ */
+Test(pictures, a_draft_model_guesses_for_others) {
+    struct asked asked;
+    struct world_options options = options_of(32, 128);
+    struct world w;
+    options.logits = 64;
+    options.drafts = DRAFT_MAX;
+    options.draft_texts = 4;
+    world_open(&w, &options);
+    struct engine_job talk = job_of(5, 10, 60, full()), same = talk;
+    talk.request.drafts = -1;
+    make(&asked, 1, 3, (int[]){1, 2, 3}, full());
+    asked.job.request.max_tokens = asked.plain.request.max_tokens = 60;
+    asked.job.request.drafts = -1;
+    submit(&w, &asked.job);
+    submit(&w, &talk);
+    run_until_idle(&w);
+    cr_assert_eq(w.sched.counters.drafter_failures, 0);
+    cr_assert_gt(w.sched.counters.model_confirmed_tokens, 0);
+    world_close(&w);
+    expect_answer(&asked);
+    run_alone(&same);
+    expect_same_answer(&same, &talk);
+    engine_job_close(&talk);
+    engine_job_close(&same);
+    close_both(&asked);
+}
+
 Test(pictures, a_cancelled_request_leaves_the_encoder_to_others) {
     struct asked gone, next;
     struct world_options options = options_of(2, 64);
