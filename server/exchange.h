@@ -185,7 +185,9 @@ struct exchange {
     int picture_count;
     struct engine_adapter adapter; /* number 0: none */
     char adapter_name[ENGINE_ADAPTER_NAME];
-    bool again; /* other languages are being compiled: queue the work once more */
+    bool again; /* other languages are being compiled, or the work is large: queue it once more */
+    bool
+        large; /* the body is large, or it has pictures: see works.c; final when `again` is false */
     struct oai_error error;
     int64_t retry_ns;         /* until a refused request may be sent again; 0: estimated */
     enum stats_reject reject; /* reason of a 429 or 503; OTHER unless set before it */
@@ -296,7 +298,7 @@ void background_cancel(struct exchange *exchange);
  * most MOVES_AT_ONCE, models that are loaded or unloaded MODELS_AT_ONCE, and large bodies at most
  * LARGE_AT_ONCE; small bodies may use all others. So a small request never waits for large ones,
  * however many there are. The next large body is one of a client that has none at work, if there is
- * one. */
+ * one. A body with pictures is large, because a small file may have many pixels. */
 enum {
     MOVES_AT_ONCE = 2,
     LARGE_AT_ONCE = 2,
@@ -312,10 +314,10 @@ void works_add(struct exchange *exchange); /* exchange_prepared follows, always 
 /* prepare.c: parses a body on a libuv worker; uses only the exchange and immutable data. */
 void prepare_run(uv_work_t *work);           /* sets exchange->again if it must be queued again */
 void prepare_end(struct exchange *exchange); /* frees what the work needed, if it is not */
-/* Computes the space of the client's conversations with this salt, on this server's model. */
 /* Decodes the request's pictures (pictures.c). 0, or -1 with exchange->error. */
 int prepare_pictures(struct exchange *exchange);
 void exchange_drop_pictures(struct exchange *exchange);
+/* Computes the space of the client's conversations with this salt, on this server's model. */
 int prepare_space(const struct exchange *exchange, const char *salt, uint8_t space[16]);
 
 /* stream.c */

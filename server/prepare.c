@@ -467,6 +467,10 @@ static int run_engine_work(struct exchange *ex) {
 
 static int make_result(struct exchange *ex) {
     struct engine_ids ids;
+    if (ex->request.picture_count && !ex->large) {
+        ex->large = ex->again = true;
+        return ERR_BUSY;
+    }
     if (ex->request.kind->form) {
         int rc = open_constraint(ex);
         return rc ? rc : make_jobs(ex);
@@ -498,9 +502,9 @@ void prepare_end(struct exchange *ex) {
     if (!ex->job_count) arena_close(&ex->arena); /* a text answer is complete */
 }
 
-/* Prepares a request. If its language cannot be compiled yet, the request leaves the worker, so
- * that others in the queue get their turns, and is queued again. It keeps its thread for a moment,
- * so that the queue is not polled without rest. */
+/* Prepares a request. If its language cannot be compiled yet, or it turns out to be large, the
+ * request leaves the worker, so that others in the queue get their turns, and is queued again. It
+ * keeps its thread for a moment, so that the queue is not polled without rest. */
 void prepare_run(uv_work_t *work) {
     struct exchange *ex = work->data;
     bool ready = true;

@@ -68,8 +68,10 @@ static void works_run(struct exchange *ex) {
     CHECK(uv_queue_work(&ex->server->loop, &ex->work, work, after_prepare) == 0);
 }
 
-static bool is_large(const struct exchange *ex) {
-    return ex->body.size > WORK_LARGE_BYTES;
+static bool has_large_place(const struct exchange *ex) {
+    for (int i = 0; i < LARGE_AT_ONCE; i++)
+        if (ex->server->works_large[i] == ex) return true;
+    return false;
 }
 
 static bool client_works(const struct exchange *ex) {
@@ -105,7 +107,8 @@ static void start_large(struct server *server) {
 
 void works_add(struct exchange *ex) {
     struct exchange **end = &ex->server->works_waiting;
-    if (!is_large(ex)) {
+    if (ex->body.size > WORK_LARGE_BYTES) ex->large = true;
+    if (!ex->large || has_large_place(ex)) {
         works_run(ex);
         return;
     }
@@ -117,12 +120,12 @@ void works_add(struct exchange *ex) {
 static void after_prepare(uv_work_t *work, int status) {
     struct exchange *ex = work->data;
     if (ex->again && !status && !exchange_is_gone(ex)) {
-        works_run(ex);
+        works_add(ex);
         return;
     }
     if (ex->again) prepare_end(ex);
     if (status) exchange_refuse_draining(ex);
-    if (is_large(ex)) {
+    if (has_large_place(ex)) {
         for (int i = 0; i < LARGE_AT_ONCE; i++)
             if (ex->server->works_large[i] == ex) ex->server->works_large[i] = NULL;
         start_large(ex->server);

@@ -1,7 +1,10 @@
 """Pictures in requests. The fake's template writes of each picture what the server made of it, so that answers show it."""
 import base64
+import concurrent.futures
+import pathlib
 import re
 import struct
+import time
 import zlib
 
 import pytest
@@ -175,9 +178,22 @@ def test_a_client_sets_no_places(seeing):
 def test_no_process_is_left(seeing):
     for data in (b"hello", png(9, 9), png(9, 9)[:40]):
         seeing.chat(messages=user(part(data)), max_tokens=5)
-    children = f"/proc/{seeing.process.pid}/task/{seeing.process.pid}/children"
-    with open(children) as listed:
-        assert listed.read().split() == []
+    threads = list(pathlib.Path(f"/proc/{seeing.process.pid}/task").iterdir())   # each lists those that it started
+    assert len(threads) > 1 and [(t / "children").read_text() for t in threads] == [""] * len(threads)
+
+
+def test_texts_do_not_wait_for_pictures(seeing):
+    """A small file may have many pixels: texts have threads that pictures leave free."""
+    rows = zlib.compress(bytes(1 + 5000 // 8) * 5000, 9)
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", 5000, 5000, 1, 0, 0, 0, 0)), (b"IDAT", rows), (b"IEND", b"")]
+    slow = user(*[part(b"\x89PNG\r\n\x1a\n" + b"".join(struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+                                                        for name, data in chunks))] * 2)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        waiting = [pool.submit(seeing.chat, messages=slow, max_tokens=1) for _ in range(8)]
+        time.sleep(0.3)
+        assert seeing.chat(messages=user("a"), max_tokens=1).status_code == 200
+        assert not any(w.done() for w in waiting)
+        assert {w.result().status_code for w in waiting} == {200}
 
 
 def test_a_model_without_eyes_refuses(shared):
