@@ -214,18 +214,19 @@ def test_evictions_of_pictures(daemon, model, reference):
 
 def test_files_of_conversations(daemon, model, tmp_path):
     """A daemon that has read a conversation from disk needs no picture of it."""
-    flags = ("--model", str(model), *FLAGS, "--state-dir", str(tmp_path / "state"), "--state-idle", "0")
+    flags = ("--model", str(model), *FLAGS, "--max-conversations", "1")  # no room for a checkpoint, which no file has
+    files = ("--state-dir", str(tmp_path / "state"), "--state-idle", "0")
     kv = {"policy": "snapkv", "budget": 64, "buffer": 8, "chunk": 16}
     messages = ask(picture(1), picture(2))
-    d = daemon(*flags)
+    d = daemon(*flags, *files)
     first = answer_of(d, messages, kv=kv)
     later = messages + [{"role": "assistant", "content": first["choices"][0]["message"]["content"]},
                         {"role": "user", "content": "And what else?"}]
     assert d.stop() == 0
-    again = daemon(*flags)
+    again = daemon(*flags, *files)
     second = answer_of(again, later, kv=kv)
     assert tiles(again) == 0 and cached(second) >= first["usage"]["prompt_tokens"]
-    fresh = daemon("--model", str(model), *FLAGS)
+    fresh = daemon(*flags)
     answer_of(fresh, messages, kv=kv)
     assert tokens(answer_of(fresh, later, kv=kv)) == tokens(second)
 
