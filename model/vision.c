@@ -474,8 +474,8 @@ static void cut_patches(struct vision *vision, const uint8_t *pixels) {
     for (int patch = 0; patch < vision_patches(c); patch++)
         for (int channel = 0; channel < 3; channel++)
             for (int y = 0; y < c->patch; y++) {
-                const size_t row = (size_t)(patch / c->side * c->patch + y);
-                const uint8_t *from = pixels + ((size_t)channel * edge + row) * edge +
+                const int row = patch / c->side * c->patch + y;
+                const uint8_t *from = pixels + ((size_t)channel * edge + (size_t)row) * edge +
                                       (size_t)(patch % c->side * c->patch);
                 for (int x = 0; x < c->patch; x++) *to++ = vision->values[channel][from[x]];
             }
@@ -505,7 +505,8 @@ static int attend(struct vision *vision) {
     struct kern *kern = vision->kern;
     const struct kern_span span = {.count = vision_patches(c)};
     const struct kern_batch batch = {.spans = &span, .rows = span.count, .span_count = 1};
-    const struct kern_attend_options options = {.scale = 1 / sqrtf((float)(c->width / c->heads)),
+    const int head_dim = c->width / c->heads;
+    const struct kern_attend_options options = {.scale = 1 / sqrtf((float)head_dim),
                                                 .both_ways = true};
     int rc = kern->ops->begin_step(kern, &batch);
     if (rc) return rc;

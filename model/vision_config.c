@@ -124,7 +124,7 @@ static int read_three(const cJSON *config, const char *key, float out[3], struct
 /* transformers, Idefics3ImageProcessor: the defaults. */
 static int read_processor(const cJSON *config, struct picture_form *form, struct fault *fault) {
     static const char *const always[] = {"do_resize", "do_rescale", "do_normalize"};
-    int64_t longest = 4 * 364, tile = 364, filter = PICTURE_LANCZOS;
+    int64_t tile = 364, longest = 4 * tile, filter = PICTURE_LANCZOS;
     form->rescale = 1.0 / 255;
     form->splits = true;
     for (int i = 0; i < 3; i++) form->mean[i] = form->deviation[i] = 0.5f;
