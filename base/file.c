@@ -92,6 +92,37 @@ int file_map(const char *path, const void **data, size_t *size, struct fault *fa
     return rc;
 }
 
+static int copy_file(int fd, const char *path, size_t size, const void **data,
+                     struct fault *fault) {
+    size_t got = size;
+    void *copy = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (copy == MAP_FAILED)
+        return fault_set(fault, ERR_NOMEM, path, "not enough memory for %zu bytes", size);
+    int rc = read_file_bytes(fd, copy, &got, path, fault);
+    if (!rc && got < size) rc = fault_set(fault, ERR_IO, path, "was shortened while it was read");
+    if (rc)
+        munmap(copy, size);
+    else
+        *data = copy;
+    return rc;
+}
+
+int file_map_copy(const char *path, size_t limit, const void **data, size_t *size,
+                  struct fault *fault) {
+    int fd;
+    *data = NULL;
+    int rc = open_file_to_read(path, &fd, size, fault);
+    if (rc) return rc;
+    if (*size == 0)
+        rc = fault_set(fault, ERR_MALFORMED, path, "is empty");
+    else if (*size > limit)
+        rc = fault_set(fault, ERR_LIMIT, path, "is larger than %zu bytes", limit);
+    else
+        rc = copy_file(fd, path, *size, data, fault);
+    close(fd);
+    return rc;
+}
+
 void file_unmap(const void *data, size_t size) {
     if (data) munmap((void *)(uintptr_t)data, size);
 }

@@ -14,6 +14,10 @@ int file_read(const char *path, size_t limit, char **data, size_t *size, struct 
 /* Maps a file for reading; an empty one is ERR_MALFORMED. The caller unmaps it. A file that is
  * truncated while it is mapped kills the process (SIGBUS), as with every mapped file. */
 int file_map(const char *path, const void **data, size_t *size, struct fault *fault);
+/* Copies a file of at most `limit` bytes into memory of its own, for file_unmap, too: whatever
+ * becomes of the file then changes nothing. ERR_MALFORMED: it is empty. */
+int file_map_copy(const char *path, size_t limit, const void **data, size_t *size,
+                  struct fault *fault);
 void file_unmap(const void *data, size_t size); /* NULL allowed */
 
 #endif

@@ -127,8 +127,11 @@ int adapters_wait(struct adapter_table *table, int number, int replicas, struct 
     while (slot->asked != all) pthread_cond_wait(&table->tried, &table->lock);
     const int rc = slot->fault.code;
     if (rc && fault) *fault = slot->fault;
-    adapter_close(slot->numbers);
+    struct adapter *numbers = slot->numbers;
     slot->numbers = NULL;
+    pthread_mutex_unlock(&table->lock); /* the slot is still being placed, so it stays */
+    adapter_close(numbers);
+    pthread_mutex_lock(&table->lock);
     if (!rc)
         slot->state = ADAPTER_SERVED;
     else if (slot->placed)
@@ -162,7 +165,9 @@ void adapters_attend(struct adapter_table *table, int replica, struct model *mod
         if (slot->state == ADAPTER_PLACING && slot->numbers && !(slot->asked & bit))
             place_slot(table, i, bit, model);
         if (slot->state != ADAPTER_LEAVING || slot->users || !(slot->placed & bit)) continue;
+        pthread_mutex_unlock(&table->lock); /* the slot waits for this replica */
         model_remove_adapter(model, i + 1);
+        pthread_mutex_lock(&table->lock);
         slot->placed &= ~bit;
         if (slot->placed) continue;
         log_info("adapter %s is unloaded", slot->name);

@@ -318,6 +318,11 @@ static int open_store(struct engine *e, struct sched_options *so, enum kern_dtyp
     store_stats(first->store, &stats);
     log_info("state directory: %d conversations of this model, %lld bytes in all", stats.files,
              (long long)stats.bytes);
+    if (!so->kv.defaults.policy->bounded && !config->both_ways)
+        log_warn("state directory: conversations with policy %s, the default here, are not "
+                 "written; --kv-budget N, with gates or with --kv-policy snapkv, streaming, ..., "
+                 "gives one whose are",
+                 so->kv.defaults.policy->name);
     return 0;
 }
 

@@ -16,6 +16,7 @@
 #include "model/weights.h"
 
 #define ADAPTER_CONFIG_MAX ((size_t)1 << 20)
+#define ADAPTER_HEADER_MAX ((size_t)16 << 20)
 #define ADAPTER_NAME_MAX   (TENSOR_NAME_MAX + 32)
 #define TARGETS                                                                                    \
     "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and down_proj of layers that have them "   \
@@ -388,13 +389,15 @@ static void make_digest(struct adapter *adapter) {
 static int open_adapter_files(struct adapter_reader *r, const char *path, struct weights **out) {
     static const char name[] = "adapter_model.safetensors";
     char file[PATH_MAX];
-    if (r->is_gguf) return weights_open(path, out, r->fault);
+    /* The numbers take at least as much as the file has, except for its header. */
+    const size_t most = (size_t)(r->most > 0 ? r->most : 0) + ADAPTER_HEADER_MAX;
+    if (r->is_gguf) return weights_copy(path, true, most, out, r->fault);
     int rc = read_peft_config(r, path);
     if (rc) return rc;
     const int n = snprintf(file, sizeof file, "%s/%s", path, name);
     if (n < 0 || (size_t)n >= sizeof file)
         return fault_set(r->fault, ERR_INVALID, name, "the path is too long");
-    rc = weights_open_file(file, out, r->fault);
+    rc = weights_copy(file, false, most, out, r->fault);
     return rc != ERR_NOTFOUND
                ? rc
                : fault_set(r->fault, rc, name,

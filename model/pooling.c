@@ -197,6 +197,11 @@ int pooling_of_gguf(const struct gguf *gguf, struct pooling *out, struct fault *
         snprintf(key, sizeof key, "%.*s.dense_%d_feat_out", (int)family.size, family.data, i + 2);
         rc = gguf_int(gguf, key, 0, 1 << 16, &width, fault);
         out->dense[i] = (struct pooling_dense){.there = width > 0, .width = (int)width};
+        if (i > 0 && width > 0 && !out->dense[i - 1].there)
+            rc = fault_set(fault, ERR_INVALID, key,
+                           "the file has dense_%d.weight but no dense_%d.weight, whose vector it "
+                           "is multiplied with",
+                           i + 2, i + 1);
     }
     return rc;
 }

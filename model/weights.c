@@ -26,6 +26,8 @@ struct shard {
     struct gguf gguf; /* owns the names in `table`; empty for safetensors */
     struct tensor_file table;
     char *named; /* names of weights_add_dense; NULL: those of the file */
+    bool copied; /* `map` is memory of its own, of at most copy_most bytes */
+    size_t copy_most;
 };
 
 /* A tensor that the index names, but that its file does not have. */
@@ -57,6 +59,8 @@ static int no_memory(struct fault *fault) {
 /* Maps a file. Weights are read once, from front to back, while they are converted for the backend.
  */
 static int map_shard(const char *path, struct shard *shard, struct fault *fault) {
+    if (shard->copied)
+        return file_map_copy(path, shard->copy_most, &shard->map, &shard->size, fault);
     int rc = file_map(path, &shard->map, &shard->size, fault);
     if (rc) return rc;
     (void)madvise((void *)(uintptr_t)shard->map, shard->size, MADV_SEQUENTIAL);
@@ -109,11 +113,13 @@ static struct weights *new_weights(size_t shards) {
     return w;
 }
 
-int weights_open_file(const char *path, struct weights **out, struct fault *fault) {
+static int open_one_file(const char *path, struct shard how, struct weights **out,
+                         struct fault *fault) {
     *out = NULL;
     struct weights *w = new_weights(1);
     if (!w) return no_memory(fault);
     w->shard_count = 1;
+    w->shards[0] = how;
     int rc = open_shard(path, &w->shards[0], fault);
     if (!rc) rc = build_table(w, fault);
     if (rc)
@@ -121,6 +127,10 @@ int weights_open_file(const char *path, struct weights **out, struct fault *faul
     else
         *out = w;
     return rc;
+}
+
+int weights_open_file(const char *path, struct weights **out, struct fault *fault) {
+    return open_one_file(path, (struct shard){0}, out, fault);
 }
 
 static void close_shard(struct shard *shard) {
@@ -594,7 +604,10 @@ static int open_gguf_rest(const char *path, struct weights *w, size_t count, str
         int64_t number = -1;
         if (!weights_gguf_path(path, i, next, sizeof next))
             return fault_set(fault, ERR_LIMIT, "model", "the path is too long");
+        const struct shard *last = &w->shards[i - 1];
         struct shard *shard = &w->shards[w->shard_count++];
+        shard->copied = last->copied;
+        shard->copy_most = last->copied ? last->copy_most - last->size : 0;
         int rc = open_gguf_shard(next, shard, fault);
         if (rc == ERR_NOTFOUND)
             rc = fault_set(fault, rc, "model", "file %zu of %zu is missing: download %.250s, too",
@@ -612,8 +625,9 @@ static int open_gguf_rest(const char *path, struct weights *w, size_t count, str
                      (long long)promised, found);
 }
 
-static int open_gguf(const char *path, struct weights **out, struct fault *fault) {
-    struct shard first = {0};
+static int open_gguf(const char *path, struct shard how, struct weights **out,
+                     struct fault *fault) {
+    struct shard first = how;
     size_t count = 1;
     *out = NULL;
     int rc = open_gguf_shard(path, &first, fault);
@@ -635,7 +649,14 @@ static int open_gguf(const char *path, struct weights **out, struct fault *fault
 }
 
 int weights_open(const char *path, struct weights **out, struct fault *fault) {
-    return gguf_is_path(path) ? open_gguf(path, out, fault) : open_dir(path, out, fault);
+    if (!gguf_is_path(path)) return open_dir(path, out, fault);
+    return open_gguf(path, (struct shard){0}, out, fault);
+}
+
+int weights_copy(const char *path, bool gguf, size_t most, struct weights **out,
+                 struct fault *fault) {
+    const struct shard how = {.copied = true, .copy_most = most};
+    return (gguf ? open_gguf : open_one_file)(path, how, out, fault);
 }
 
 /* ---- Elements ---- */

@@ -61,6 +61,10 @@ struct weights; /* one or more mapped files */
 /* Opens a directory, or a GGUF file by its name (gguf_is_path); of a split model, the first. */
 int weights_open(const char *path, struct weights **out, struct fault *fault);
 int weights_open_file(const char *path, struct weights **out, struct fault *fault);
+/* Opens a GGUF or safetensors file as a copy of at most `most` bytes: a file that is mapped ends
+ * the process if somebody shortens it meanwhile. */
+int weights_copy(const char *path, bool gguf, size_t most, struct weights **out,
+                 struct fault *fault);
 /* Joins the tensors of packed matrices in the table of a directory (packed_join). Called once,
  * before the table is used. */
 int weights_join(struct weights *weights, const struct packing *how, struct fault *fault);

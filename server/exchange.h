@@ -175,7 +175,7 @@ struct exchange {
     size_t values;             /* upper bound for the JSON values of the body */
     struct answer answer;
     uv_work_t work;
-    struct exchange *work_next; /* in server->works_waiting, or in its model's `waiting` */
+    struct exchange *work_next; /* in works_waiting, loads_waiting or its model's `waiting` */
     /* written by the libuv worker */
     cJSON *tree;
     struct arena arena;
@@ -295,10 +295,11 @@ void background_render(struct buf *out, const struct exchange *exchange);
 void background_cancel(struct exchange *exchange);
 
 /* works.c: the order in which bodies are prepared. Of the WORKERS threads of libuv, moves take at
- * most MOVES_AT_ONCE, models that are loaded or unloaded MODELS_AT_ONCE, and large bodies at most
- * LARGE_AT_ONCE; small bodies may use all others. So a small request never waits for large ones,
- * however many there are. The next large body is one of a client that has none at work, if there is
- * one. A body with pictures is large, because a small file may have many pixels. */
+ * most MOVES_AT_ONCE, models that are loaded or unloaded MODELS_AT_ONCE, large bodies at most
+ * LARGE_AT_ONCE, and loads of adapters one; small bodies may use all others. So a small request
+ * never waits for large ones, however many there are. The next large body is one of a client that
+ * has none at work, if there is one. A body with pictures is large, because a small file may have
+ * many pixels. */
 enum {
     MOVES_AT_ONCE = 2,
     LARGE_AT_ONCE = 2,

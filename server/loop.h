@@ -58,6 +58,8 @@ struct server {
     int moves_working;              /* moves that have a thread */
     struct exchange *works_waiting; /* `works` with large bodies that wait for a thread */
     struct exchange *works_large[LARGE_AT_ONCE]; /* and those on a thread; NULL: free */
+    struct exchange *loads_waiting; /* `works` that load an adapter, until none is at work */
+    bool load_works;
     uv_work_t works_first;                       /* starts the threads */
     struct ledger ledger;                        /* holdings of clients */
     uint64_t rejected[STATS_REJECTS];

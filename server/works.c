@@ -68,6 +68,10 @@ static void works_run(struct exchange *ex) {
     CHECK(uv_queue_work(&ex->server->loop, &ex->work, work, after_prepare) == 0);
 }
 
+static bool is_load(const struct exchange *ex) {
+    return ex->request.kind == &oai_load_adapter;
+}
+
 static bool has_large_place(const struct exchange *ex) {
     for (int i = 0; i < LARGE_AT_ONCE; i++)
         if (ex->server->works_large[i] == ex) return true;
@@ -105,15 +109,33 @@ static void start_large(struct server *server) {
     }
 }
 
+/* Starts the next load of an adapter if none is at work. It takes until the next step of every
+ * replica, and the engine reads one adapter at a time. */
+static void start_load(struct server *server) {
+    struct exchange *ex = server->loads_waiting;
+    if (server->load_works || !ex) return;
+    server->loads_waiting = ex->work_next;
+    server->load_works = true;
+    works_run(ex);
+}
+
+static void append_work(struct exchange **end, struct exchange *ex) {
+    while (*end) end = &(*end)->work_next;
+    *end = ex;
+}
+
 void works_add(struct exchange *ex) {
-    struct exchange **end = &ex->server->works_waiting;
+    if (is_load(ex)) {
+        append_work(&ex->server->loads_waiting, ex);
+        start_load(ex->server);
+        return;
+    }
     if (ex->body.size > WORK_LARGE_BYTES) ex->large = true;
     if (!ex->large || has_large_place(ex)) {
         works_run(ex);
         return;
     }
-    while (*end) end = &(*end)->work_next;
-    *end = ex;
+    append_work(&ex->server->works_waiting, ex);
     start_large(ex->server);
 }
 
@@ -125,7 +147,10 @@ static void after_prepare(uv_work_t *work, int status) {
     }
     if (ex->again) prepare_end(ex);
     if (status) exchange_refuse_draining(ex);
-    if (has_large_place(ex)) {
+    if (is_load(ex)) {
+        ex->server->load_works = false;
+        start_load(ex->server);
+    } else if (has_large_place(ex)) {
         for (int i = 0; i < LARGE_AT_ONCE; i++)
             if (ex->server->works_large[i] == ex) ex->server->works_large[i] = NULL;
         start_large(ex->server);

@@ -28,8 +28,9 @@
  * jobs taken before one is refused for lack of memory, once those have a token;
  * KEEPD_FAKE_MEMORY, MiB that a model takes (100), and a model in a directory with a file `large`
  * three times as many; KEEPD_FAKE_UNUSED, MiB that are free where models are held (65,536);
- * KEEPD_FAKE_LOAD_MS, the time that loading one takes; a model whose path
- * holds "broken" is refused, and one in a directory with a file `fails` cannot be loaded;
+ * KEEPD_FAKE_LOAD_MS, the time that loading one takes; a model whose path holds "broken" is
+ * refused, and one in a directory with a file `fails` cannot be loaded; KEEPD_FAKE_LORA_MS, the
+ * time that loading an adapter takes;
  * KEEPD_FAKE_PICTURES, a model that sees pictures, of which its template shows what they are;
  * KEEPD_FAKE_NO_VECTORS, a model that has none; KEEPD_FAKE_GATE, a path: messages that contain "at
  * the gate" are rendered, and uploads refused, once a file is there.
@@ -272,6 +273,7 @@ static int add_adapter(struct engine *e, const char *name, const char *path, str
 }
 
 int engine_adapter_load(struct engine *e, const char *name, const char *path, struct fault *fault) {
+    usleep((useconds_t)env_int("KEEPD_FAKE_LORA_MS", 0) * 1000);
     pthread_mutex_lock(&e->mutex);
     int rc = add_adapter(e, name, path, fault);
     pthread_mutex_unlock(&e->mutex);

@@ -18,12 +18,12 @@ TARGETS = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_att
 TENSORS = load_directory(NANO)
 
 
-def make(folder, seed, rank=8, alpha=16, targets=TARGETS, rslora=False, size=0.05):
-    """Writes folder/ as PEFT does, and folder.gguf; gives {tensor of the model: the change of its matrix}."""
+def make(folder, seed, rank=8, alpha=16, targets=TARGETS, rslora=False, size=0.05, model=TENSORS):
+    """Writes folder/ as PEFT does, and folder.gguf, for the tensors of keepd-nano or of another `model`; gives {tensor of the model: the change of its matrix}."""
     random = np.random.default_rng(seed)
     scale = alpha / (rank ** 0.5 if rslora else rank)
     tensors, gguf, changes = {}, {}, {}
-    for name, matrix in TENSORS.items():
+    for name, matrix in model.items():
         target = next((t for t in targets if name.endswith(t + ".weight")), None)
         if not target:
             continue

@@ -18,6 +18,7 @@ import time
 import pytest
 import requests
 from conftest import start_on
+from lora import load_directory, make
 from test_fit_families import with_tokenizer
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -261,6 +262,30 @@ def test_the_bits_are_those_without_a_block(daemon, tmp_path, family, source, ri
     assert d.metric("keepd_model_drafted_tokens_total") > 0
 
 
+def compare_with_adapter(d):
+    """Answers of the adapter `own` and of the model itself have the bits of answers without guesses."""
+    answers = []
+    for name in ("own", "keepd-nano"):
+        body = {"model": name, "messages": [{"role": "user", "content": "Where?"}], "max_tokens": 120, "temperature": 0.5, "seed": 4,
+                "ignore_eos": True, "kv": {"policy": "full"}, "return_token_ids": True, "logprobs": True}
+        before = d.metric("keepd_model_drafted_tokens_total")
+        answer = ask(d.url, body, "auto")[0]
+        assert d.metric("keepd_model_drafted_tokens_total") > before, name
+        assert answer == ask(d.url, body, "off")[0], name
+        answers.append(answer[0])
+    assert answers[0] != answers[1]
+    assert d.metric("keepd_draft_model_failures_total") == 0
+
+
+def test_the_bits_with_an_adapter_are_those_without_a_block(daemon, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    model = with_block("glm4moe", 2, folder, True)
+    tensors = {name: t for name, t in load_directory(folder).items() if not name.startswith("model.layers.12.")}  # not the block's
+    make(tmp_path / "lora", 5, targets=("self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj"), size=0.1, model=tensors)
+    compare_with_adapter(daemon("--model", model, "--lora", f"own={tmp_path / 'lora'}", "--step-stretch", "0", *FLAGS))
+
+
 def test_a_conversation_from_a_file_needs_nothing_of_the_block(daemon, tmp_path):
     """Turns before and behind a restart have the bits of a daemon without guesses."""
     folder = tmp_path / "model"
@@ -375,6 +400,11 @@ def refusal(*flags):
     done = subprocess.run([binary, "--port", "0", *flags], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode != 0
     return done.stderr + done.stdout
+
+
+def test_the_bits_with_an_adapter_are_those_without_a_draft_model(daemon, tmp_path, deep, shallow):
+    make(tmp_path / "lora", 5)
+    compare_with_adapter(daemon("--model", deep, "--draft-model", shallow, "--lora", f"own={tmp_path / 'lora'}", "--step-stretch", "0", *FLAGS))
 
 
 def test_a_draft_model_that_cannot_guess_is_refused(tmp_path, deep):

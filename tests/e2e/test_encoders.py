@@ -250,6 +250,13 @@ def test_files_that_are_refused(tmp_path):
         assert r.returncode != 0 and said in r.stderr + r.stdout, (said, r.stderr)
 
 
+def test_a_file_without_its_first_dense_module_is_refused(tmp_path):
+    binary = os.environ.get("KEEPD_BIN", str(ROOT / "build/keepd"))
+    model = as_gguf(write(tmp_path / "model", "gemma3_text"), "gemma3_text", tmp_path / "model.gguf", **{"gemma-embedding.dense_3_feat_out": 8})
+    r = subprocess.run([binary, "--model", str(model), "--check-config"], capture_output=True, text=True, timeout=60)
+    assert r.returncode != 0 and "dense_3.weight but no dense_2.weight" in r.stderr + r.stdout, r.stderr
+
+
 def test_sdk(daemon, tmp_path):
     openai = pytest.importorskip("openai")
     model = write_model(tmp_path / "model")

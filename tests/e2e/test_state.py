@@ -38,6 +38,13 @@ def kill(d):
     d.process.wait()
 
 
+def test_a_start_says_which_conversations_are_not_written(daemon, tmp_path, capfd):
+    daemon("--state-dir", tmp_path / "full", "--kv-policy", "full")
+    assert "conversations with policy full, the default here, are not written" in capfd.readouterr().err
+    daemon("--state-dir", tmp_path / "global", *FLAGS)
+    assert "not written" not in capfd.readouterr().err
+
+
 def test_kill_and_restart_continues_with_the_same_next_token(daemon, killed, tmp_path):
     state, copy = tmp_path / "state", tmp_path / "copy"
     d = killed("--state-dir", str(state), "--state-idle", "0", *FLAGS)

@@ -1,6 +1,8 @@
 """LoRA adapters over HTTP: names, lists, loading and unloading. What they compute is in tests/e2e/test_lora.py."""
+import concurrent.futures as futures
 import re
 import subprocess
+import time
 
 import pytest
 import requests
@@ -97,6 +99,19 @@ def test_adapters_come_and_go(start):
     assert ask(daemon, "x").status_code == 404
     load(daemon, lora_name="z", lora_path="z")
     assert [m["id"] for m in daemon.get("/v1/models").json()["data"]][2:] == ["z", "y"]
+
+
+def test_loads_wait_without_holding_up_other_requests(start):
+    daemon = start("--lora-dir", "/adapters", env={"KEEPD_FAKE_LORA_MS": "400"})
+    began = time.monotonic()
+    with futures.ThreadPoolExecutor(10) as pool:
+        loads = [pool.submit(load, daemon, lora_name=f"a{i}", lora_path="x") for i in range(10)]
+        time.sleep(0.2)
+        assert daemon.post("/tokenize", {"prompt": "a"}).status_code == 200
+        assert time.monotonic() - began < 1 and not all(done.done() for done in loads)
+        assert all(done.result()["loaded"] for done in loads)
+    assert time.monotonic() - began > 3.9  # one at a time
+    assert daemon.metrics()["keepd_adapters",] == 10
 
 
 @pytest.mark.parametrize("body, param", [({}, "lora_name"), ({"lora_name": "a"}, "lora_path"), ({"lora_name": 1, "lora_path": "a"}, "lora_name"),

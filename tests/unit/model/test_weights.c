@@ -275,6 +275,23 @@ Test(weights, opens_one_file) {
     remove_folder(&folder);
 }
 
+Test(weights, copies_stay_when_their_file_is_shortened) {
+    struct folder folder = new_folder();
+    struct weights *w;
+    struct fault fault = {0};
+    char path[128];
+    snprintf(path, sizeof path, "%s/model.safetensors", folder.path);
+    write_tensors(&folder, "model.safetensors", "{" TENSOR("a", "F32", "1", 0, 4) "}", 4);
+    cr_expect_eq(weights_copy(path, false, 16, &w, &fault), ERR_LIMIT);
+    cr_expect_null(w);
+    cr_assert_eq(weights_copy(path, false, 4096, &w, &fault), 0, "%s", fault.text);
+    cr_assert_eq(truncate(path, 0), 0);
+    cr_expect_eq(((const unsigned char *)weights_find(w, "a")->data)[3], 3);
+    weights_close(w);
+    cr_expect_eq(weights_copy(path, false, 4096, &w, &fault), ERR_MALFORMED);
+    remove_folder(&folder);
+}
+
 /* Returns how many KiB of the mapping that has the address are in this process's memory. */
 static long resident_at(const void *address) {
     FILE *maps = fopen("/proc/self/smaps", "r");
