@@ -60,8 +60,8 @@ struct server {
     struct exchange *works_large[LARGE_AT_ONCE]; /* and those on a thread; NULL: free */
     struct exchange *loads_waiting; /* `works` that load an adapter, until none is at work */
     bool load_works;
-    uv_work_t works_first;                       /* starts the threads */
-    struct ledger ledger;                        /* holdings of clients */
+    uv_work_t works_first; /* starts the threads */
+    struct ledger ledger;  /* holdings of clients */
     uint64_t rejected[STATS_REJECTS];
     bool draining, aborting;
     bool failed;  /* the engine failed, so the server drains */
