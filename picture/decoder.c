@@ -14,9 +14,8 @@
 #include "base/mem.h"
 #include "picture/sandbox.h"
 
-int picture_decode_ms = PICTURE_DECODE_MS;
-
-/* The process says this first; behind it come the pixels of a picture that was decoded. */
+/* The process says this twice: when it has given up its rights, and when it has decoded. Behind the
+ * second come the pixels of a picture that was decoded. */
 struct decoder_reply {
     int32_t rc;
     int32_t width, height;
@@ -56,12 +55,11 @@ int picture_decoder_main(void) {
     struct picture_rgb rgb = {0};
     struct fault fault = {0};
     uint64_t size = 0;
-    if (sandbox_enter()) {
+    if (sandbox_enter())
         fault_set(&fault, ERR_IO, NULL,
                   "pictures are not read: this system does not let keepd take the rights of the "
                   "process that decodes them");
-        return send_reply(&fault, &rgb);
-    }
+    if (send_reply(&fault, &rgb) || fault.code) return EXIT_FAILURE;
     if (read_all(&size, sizeof size) || size > PICTURE_FILE_MAX) return EXIT_FAILURE;
     uint8_t *data = mem_try_alloc((size_t)size, 1);
     if (!data)
@@ -80,6 +78,7 @@ struct decoder {
     pid_t pid;
     int socket;
     int64_t deadline; /* clock_ns */
+    bool ready;       /* it has given up its rights: what happens now is the picture's doing */
     struct fault *fault;
 };
 
@@ -119,8 +118,9 @@ static int wait_for_decoder(const struct decoder *d, short events) {
         const int ready = left > 0 ? poll(&poll_fd, 1, (int)left) : 0;
         if (ready > 0) return 0;
         if (ready == 0)
-            return fault_set(d->fault, ERR_LIMIT, NULL, "decoding the picture takes over %d ms",
-                             picture_decode_ms);
+            return fault_set(d->fault, ERR_LIMIT, NULL,
+                             "decoding takes too long: all pictures of a request may take %d s",
+                             PICTURES_DECODE_MS / 1000);
         if (errno != EINTR)
             return fault_set(d->fault, ERR_IO, NULL, "no process can decode the picture: %s",
                              strerror(errno));
@@ -128,6 +128,8 @@ static int wait_for_decoder(const struct decoder *d, short events) {
 }
 
 static int decoder_ended(const struct decoder *d) {
+    if (!d->ready)
+        return fault_set(d->fault, ERR_IO, NULL, "the process that decodes pictures did not start");
     return fault_set(d->fault, ERR_MALFORMED, NULL,
                      "the picture's file is damaged, or too large to be decoded");
 }
@@ -158,15 +160,21 @@ static int receive_bytes(const struct decoder *d, void *to, size_t size) {
 }
 
 /* Believes nothing that the process says: it may have been taken over by the picture. */
+static int receive_reply(const struct decoder *d, struct decoder_reply *reply) {
+    int rc = receive_bytes(d, reply, sizeof *reply);
+    if (rc) return rc;
+    reply->text[sizeof reply->text - 1] = '\0';
+    if (reply->rc == ERR_MALFORMED || reply->rc == ERR_UNSUPPORTED || reply->rc == ERR_LIMIT ||
+        reply->rc == ERR_NOMEM || reply->rc == ERR_IO)
+        return fault_set(d->fault, reply->rc, NULL, "%s", reply->text);
+    return reply->rc ? decoder_ended(d) : 0;
+}
+
 static int receive_picture(const struct decoder *d, struct picture_rgb *out) {
     struct decoder_reply reply;
-    int rc = receive_bytes(d, &reply, sizeof reply);
+    int rc = receive_reply(d, &reply);
     if (rc) return rc;
-    reply.text[sizeof reply.text - 1] = '\0';
-    if (reply.rc == ERR_MALFORMED || reply.rc == ERR_UNSUPPORTED || reply.rc == ERR_LIMIT ||
-        reply.rc == ERR_NOMEM || reply.rc == ERR_IO)
-        return fault_set(d->fault, reply.rc, NULL, "%s", reply.text);
-    if (reply.rc || reply.width < 1 || reply.height < 1 || reply.width > PICTURE_EDGE_MAX ||
+    if (reply.width < 1 || reply.height < 1 || reply.width > PICTURE_EDGE_MAX ||
         reply.height > PICTURE_EDGE_MAX ||
         (uint64_t)reply.width * (uint64_t)reply.height > PICTURE_PIXELS_MAX)
         return decoder_ended(d);
@@ -177,20 +185,29 @@ static int receive_picture(const struct decoder *d, struct picture_rgb *out) {
     return receive_bytes(d, out->pixels, size);
 }
 
-int picture_read(const void *data, size_t size, struct picture_rgb *out, struct fault *fault) {
+/* Waits until the process has given up its rights, and then has the picture decoded. */
+static int use_decoder(struct decoder *d, const void *data, uint64_t size,
+                       struct picture_rgb *out) {
+    struct decoder_reply reply;
+    int rc = receive_reply(d, &reply);
+    if (rc) return rc;
+    d->ready = true;
+    rc = send_bytes(d, &size, sizeof size);
+    if (!rc) rc = send_bytes(d, data, (size_t)size);
+    return !rc || rc == ERR_MALFORMED ? receive_picture(d, out) : rc;
+}
+
+int picture_read(const void *data, size_t size, int64_t deadline, struct picture_rgb *out,
+                 struct fault *fault) {
     struct fault unread;
-    struct decoder d = {.deadline = clock_ns() + (int64_t)picture_decode_ms * 1000000,
-                        .fault = fault ? fault : &unread};
-    const uint64_t count = size;
+    struct decoder d = {.deadline = deadline, .fault = fault ? fault : &unread};
     *out = (struct picture_rgb){0};
     if (size > PICTURE_FILE_MAX)
         return fault_set(fault, ERR_LIMIT, NULL, "the picture's file has %zu bytes, at most %zu",
                          size, PICTURE_FILE_MAX);
     int rc = start_decoder(&d);
     if (rc) return rc;
-    rc = send_bytes(&d, &count, sizeof count);
-    if (!rc) rc = send_bytes(&d, data, size);
-    if (!rc || rc == ERR_MALFORMED) rc = receive_picture(&d, out);
+    rc = use_decoder(&d, data, size, out);
     end_decoder(&d);
     if (!rc) return 0;
     mem_free(out->pixels);

@@ -1,37 +1,65 @@
 /* The pictures of a request: from base64 in its body to tiles. Runs in the libuv worker, as
  * prepare.c does, and waits there for the processes that decode (picture/decoder.h). */
+#include <ctype.h>
 #include <nettle/base64.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include "picture/decoder.h"
 #include "server/loop.h"
 
-/* Decodes base64 into memory of its own. White space is allowed, as in MIME. */
+/* Returns a character of base64 and sets *at behind it. Addresses may write it as %2B, and in the
+ * alphabet for addresses (RFC 4648, section 5). */
+static char next_base64(const struct oai_picture *from, size_t *at) {
+    unsigned char c = (unsigned char)from->base64[(*at)++];
+    if (c == '%' && from->size - *at >= 2) {
+        const char hex[3] = {from->base64[*at], from->base64[*at + 1], 0};
+        if (isxdigit((unsigned char)hex[0]) && isxdigit((unsigned char)hex[1])) {
+            c = (unsigned char)strtoul(hex, NULL, 16);
+            *at += 2;
+        }
+    }
+    return (char)(c == '-' ? '+' : c == '_' ? '/' : c);
+}
+
+/* Returns false for text that is not in base64. White space is allowed, as in MIME, and the signs
+ * at the end may be missing. */
+static bool write_base64_bytes(const struct oai_picture *from, uint8_t *bytes, size_t *size) {
+    struct base64_decode_ctx decoder;
+    *size = 0;
+    base64_decode_init(&decoder);
+    for (size_t at = 0; at < from->size;) {
+        const int count = base64_decode_single(&decoder, bytes + *size, next_base64(from, &at));
+        if (count < 0) return false;
+        *size += (size_t)count;
+    }
+    for (int i = 0; i < 2 && !base64_decode_final(&decoder); i++)
+        if (base64_decode_single(&decoder, bytes + *size, '=') < 0) return false;
+    return base64_decode_final(&decoder);
+}
+
+/* Decodes base64 into memory of its own. */
 static int decode_base64(const struct oai_picture *from, uint8_t **bytes, size_t *size,
                          struct fault *fault) {
-    struct base64_decode_ctx decoder;
     *bytes = NULL;
     if (from->size / 4 > PICTURE_FILE_MAX / 3)
         return fault_set(fault, ERR_LIMIT, NULL, "a picture's file may have at most %zu bytes",
                          PICTURE_FILE_MAX);
-    *size = BASE64_DECODE_LENGTH(from->size);
-    *bytes = mem_try_alloc(*size + 1, 1);
+    *bytes = mem_try_alloc(BASE64_DECODE_LENGTH(from->size) + 1, 1);
     if (!*bytes) return fault_set(fault, ERR_NOMEM, NULL, "not enough memory for the picture");
-    base64_decode_init(&decoder);
-    if (base64_decode_update(&decoder, size, *bytes, from->size, from->base64) &&
-        base64_decode_final(&decoder))
-        return 0;
+    if (write_base64_bytes(from, *bytes, size)) return 0;
     return fault_set(fault, ERR_MALFORMED, NULL, "the bytes of the picture are not in base64");
 }
 
 static int read_picture(const struct oai_picture *from, const struct picture_form *form,
-                        struct picture **out, struct fault *fault) {
+                        int64_t deadline, struct picture **out, struct fault *fault) {
     struct picture_rgb rgb = {0};
     uint8_t *bytes;
-    size_t size;
+    size_t size = 0;
     int rc = decode_base64(from, &bytes, &size, fault);
-    if (!rc) rc = picture_read(bytes, size, &rgb, fault);
+    if (!rc) rc = picture_read(bytes, size, deadline, &rgb, fault);
     mem_free(bytes);
     if (!rc) rc = picture_prepare(&rgb, form, from->whole, out, fault);
     mem_free(rgb.pixels);
@@ -60,6 +88,7 @@ static int check_picture_tokens(struct exchange *ex, int64_t tokens) {
 int prepare_pictures(struct exchange *ex) {
     const struct oai_request *request = &ex->request;
     const struct picture_form *form = ex->model->rules.info->pictures;
+    const int64_t deadline = clock_ns() + (int64_t)PICTURES_DECODE_MS * 1000000;
     int64_t tokens = 0;
     if (!request->picture_count || ex->pictures) return 0;
     if (request->truncate)
@@ -73,7 +102,7 @@ int prepare_pictures(struct exchange *ex) {
     }
     for (int i = 0; i < request->picture_count; i++) {
         struct fault fault = {0};
-        if (read_picture(&request->pictures[i], form, &ex->pictures[i], &fault))
+        if (read_picture(&request->pictures[i], form, deadline, &ex->pictures[i], &fault))
             return refuse_picture(ex, &request->pictures[i], &fault);
         ex->picture_count++;
         tokens += (int64_t)ex->pictures[i]->tiles * ex->pictures[i]->tile_tokens;

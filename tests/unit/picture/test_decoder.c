@@ -6,11 +6,12 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "picture/decoder.h"
 #include "picture/sandbox.h"
 #include "samples.h"
 
-static const char *const deeds[] = {"crash", "lie", "socket", "exec", "open", "silence"};
+static const char *const deeds[] = {"crash", "lie", "socket", "exec", "open", "silence", "end"};
 
 static bool is_call(const char *deed) {
     return strcmp(deed, "socket") == 0 || strcmp(deed, "exec") == 0;
@@ -28,7 +29,10 @@ static bool is_asked(const char *deed) {
 
 static void do_deed(const char *deed) {
     static const int32_t lie[3 + 96] = {0, 1 << 20, 1 << 20};
+    static const int32_t ready[3 + 96] = {0};
     static char *const none[] = {NULL};
+    if (strcmp(deed, "end") == 0) return;
+    CHECK(write(0, ready, sizeof ready) == sizeof ready);
     if (strcmp(deed, "lie") == 0) {
         CHECK(write(0, lie, sizeof lie) == sizeof lie);
         return;
@@ -53,24 +57,29 @@ static int run_child(void) {
     return picture_decoder_main();
 }
 
+static int read_within(const void *file, size_t size, int ms, struct picture_rgb *rgb,
+                       struct fault *fault) {
+    return picture_read(file, size, clock_ns() + (int64_t)ms * 1000000, rgb, fault);
+}
+
 static void expect_sample(const uint8_t *file, size_t size) {
     struct picture_rgb rgb, wanted = sample_picture(40, 30);
     struct fault fault = {0};
-    CHECK_MSG(picture_read(file, size, &rgb, &fault) == 0, "%s", fault.text);
+    CHECK_MSG(read_within(file, size, PICTURES_DECODE_MS, &rgb, &fault) == 0, "%s", fault.text);
     CHECK(rgb.width == 40 && rgb.height == 30);
     CHECK(memcmp(rgb.pixels, wanted.pixels, 40 * 30 * 3) == 0);
     mem_free(rgb.pixels);
     mem_free(wanted.pixels);
 }
 
-static void expect_failure(const char *deed, const uint8_t *file, size_t size, int rc) {
+static void expect_failure(const char *deed, const uint8_t *file, size_t size, int ms, int rc) {
     struct picture_rgb rgb;
     struct fault fault = {0};
     char path[64];
     name_file(getpid(), deed, path);
     FILE *asked = fopen(path, "w");
     CHECK(asked && fclose(asked) == 0);
-    const int found = picture_read(file, size, &rgb, &fault);
+    const int found = read_within(file, size, ms, &rgb, &fault);
     CHECK(unlink(path) == 0);
     CHECK_MSG(found == rc && !rgb.pixels, "%s: %d, %s", deed, found, fault.text);
 }
@@ -82,16 +91,18 @@ int main(int argc, char **argv) {
     size_t size;
     uint8_t *file = sample_png(sample.pixels, 40, 30, PNG_FORMAT_RGB, &size);
     expect_sample(file, size);
-    CHECK(picture_read("hello", 5, &rgb, &fault) == ERR_MALFORMED && strstr(fault.text, "PNG"));
-    CHECK(picture_read(file, PICTURE_FILE_MAX + 1, &rgb, &fault) == ERR_LIMIT);
-    for (size_t i = 0; i + 2 < sizeof deeds / sizeof *deeds; i++)
+    CHECK(read_within("hello", 5, PICTURES_DECODE_MS, &rgb, &fault) == ERR_MALFORMED &&
+          strstr(fault.text, "PNG"));
+    CHECK(read_within(file, PICTURE_FILE_MAX + 1, 0, &rgb, &fault) == ERR_LIMIT);
+    for (size_t i = 0; i + 3 < sizeof deeds / sizeof *deeds; i++)
         if (!is_call(deeds[i]) || sandbox_filters())
-            expect_failure(deeds[i], file, size, ERR_MALFORMED);
+            expect_failure(deeds[i], file, size, PICTURES_DECODE_MS, ERR_MALFORMED);
     /* Opening is refused, and does not end the process: libraries look at what the machine has. */
-    expect_failure("open", file, size, ERR_LIMIT);
-    picture_decode_ms = 300;
-    expect_failure("silence", file, size, ERR_LIMIT);
-    picture_decode_ms = PICTURE_DECODE_MS;
+    expect_failure("open", file, size, PICTURES_DECODE_MS, ERR_LIMIT);
+    expect_failure("silence", file, size, 300, ERR_LIMIT);
+    /* A process that ends before it is ready says nothing about the picture. */
+    expect_failure("end", file, size, PICTURES_DECODE_MS, ERR_IO);
+    CHECK(read_within(file, size, 0, &rgb, &fault) == ERR_LIMIT);
     expect_sample(file, size);
     mem_free(file);
     mem_free(sample.pixels);
