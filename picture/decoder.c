@@ -78,7 +78,7 @@ struct decoder {
     pid_t pid;
     int socket;
     int64_t deadline; /* clock_ns */
-    bool ready;       /* it has given up its rights: what happens now is the picture's doing */
+    bool ready; /* The process has given up its rights: what happens now is the picture's doing. */
     struct fault *fault;
 };
 
