@@ -16,6 +16,7 @@
 #include "model/internal.h"
 #include "model/save_gates.h"
 #include "tests/golden/replay.h"
+#include "tests/sample.h"
 #include "tests/unit/model/gguf_model.h"
 #include "tests/unit/parts.h"
 
@@ -279,7 +280,8 @@ static void check_both_ways(size_t family, uint32_t format, bool tied) {
     gguf_model_make(dir, &m);
     check_digests(dir, families[family].class);
     for (size_t i = 0; i < 5; i++) {
-        if (!replay_path_available(paths[i])) continue;
+        if (!replay_path_available(paths[i]) || test_leaves_out(i + family + format / 2, 2))
+            continue;
         run(dir, "/model.gguf", paths[i], true, file);
         run(dir, "", paths[i], true, directory);
         cr_expect(isfinite(file[0]) && file[0] != file[1]);

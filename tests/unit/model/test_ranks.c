@@ -387,6 +387,7 @@ Test(ranks, families_with_their_biases_and_norms) {
         snprintf(dir, sizeof dir, MODELS "%s", names[i]);
         for (size_t p = 0; p < sizeof paths / sizeof *paths; p++) {
             const struct setting one = {.dir = dir, .path = paths[p], .threads = 1};
+            if (test_leaves_out(i / 3 + p, 3)) continue;
             /* four ranks would cut gpt-oss's blocks of MXFP4 (test_gguf_gptoss.c) */
             compare(&one, "snapkv", ranks, strcmp(names[i], "gptoss") == 0 ? 1 : 2);
         }
