@@ -1,7 +1,8 @@
 /* Where kernels have sanitizers, tests of many cases that are alike run a sample of them
  * (KEEPD_TEST_SAMPLE is 1, set by CMake): a case takes ten times as long there, builds without
  * sanitizers compare the numbers of all of them, and accesses and arithmetic show in one case of
- * each kind. In an emulator (tests/arm64/run.py) it is larger, and divides the cases once more. */
+ * each kind. So do tests that CMake names with keepd_sampled_test, in `make test`. In an emulator
+ * (tests/arm64/run.py) it is larger, and divides the cases once more. */
 #ifndef KEEPD_TESTS_SAMPLE_H
 #define KEEPD_TESTS_SAMPLE_H
 
