@@ -29,14 +29,15 @@
  * KEEPD_FAKE_MEMORY, MiB that a model takes (100), and a model in a directory with a file `large`
  * three times as many; KEEPD_FAKE_UNUSED, MiB that are free where models are held (65,536);
  * KEEPD_FAKE_LOAD_MS, the time that loading one takes; a model whose path holds "broken" is
- * refused, and one in a directory with a file `fails` cannot be loaded; KEEPD_FAKE_LORA_MS, the
- * time that loading an adapter takes;
+ * refused, and one in a directory with a file `fails` cannot be loaded;
  * KEEPD_FAKE_PICTURES, a model that sees pictures, of which its template shows what they are;
  * KEEPD_FAKE_NO_VECTORS, a model that has none; KEEPD_FAKE_GATE, a path: messages that contain "at
- * the gate" are rendered, and uploads refused, once a file is there.
+ * the gate" are rendered, uploads refused, and adapters loaded whose path holds "gated", once a
+ * file is there.
  */
 #include <math.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -273,10 +274,13 @@ static int add_adapter(struct engine *e, const char *name, const char *path, str
 }
 
 int engine_adapter_load(struct engine *e, const char *name, const char *path, struct fault *fault) {
-    usleep((useconds_t)env_int("KEEPD_FAKE_LORA_MS", 0) * 1000);
+    static atomic_int loads;
+    CHECK(atomic_fetch_add(&loads, 1) == 0); /* the server loads one at a time */
+    if (strstr(path, "gated")) fake_wait_at_gate();
     pthread_mutex_lock(&e->mutex);
     int rc = add_adapter(e, name, path, fault);
     pthread_mutex_unlock(&e->mutex);
+    atomic_fetch_sub(&loads, 1);
     return rc;
 }
 
