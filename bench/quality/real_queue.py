@@ -27,8 +27,8 @@ FIRST = "global,snapkv,streaming"
 ALL = FIRST + ",rkv,cake,expected_attention,trimkv"
 BOTH = "0.25,0.125"
 # (model, texts of a kind, methods, shares); gates are fitted before the first step of a model
-STEPS = [("smollm2", 2, FIRST, "0.25"), ("gemma", 2, FIRST, "0.25"), ("smollm2", 8, FIRST, BOTH), ("gemma", 8, FIRST, BOTH),
-         ("qwen0.5", 4, FIRST, BOTH), ("qwen0.5", 8, FIRST, BOTH), ("qwen1.5", 3, FIRST, BOTH), ("smollm2", 8, ALL, BOTH), ("gemma", 8, ALL, BOTH),
+STEPS = [("smollm2", 8, FIRST, BOTH), ("gemma", 8, FIRST, BOTH), ("qwen0.5", 4, FIRST, BOTH), ("qwen1.5", 3, FIRST, "0.25"),
+         ("qwen1.5", 3, FIRST, BOTH), ("qwen0.5", 8, FIRST, BOTH), ("smollm2", 8, ALL, BOTH), ("gemma", 8, ALL, BOTH),
          ("qwen1.5", 8, FIRST, BOTH), ("qwen0.5", 8, ALL, BOTH), ("qwen1.5", 8, ALL, BOTH)]
 SOURCES = ("documents", "code", "languages", "chats.jsonl", "tools.jsonl")
 

@@ -11,11 +11,12 @@ text when an eviction decides. A share of 1/4 means that a head never holds more
 average: three quarters of that are the budget, one quarter is the chunk.
 
 Prints a Markdown table of the increase over the full cache, paired by text, with 95 % intervals over the texts. With
---store, scores are kept there, and an interrupted run goes on. With --names several runs share a store: their rows have the names of
+--store, scores are kept there, with a digest of the text's tokens, and an interrupted run goes on. With --names several runs share a store: their rows have the names of
 the model and of the gates (real_models.py makes tables of them).
 """
 import argparse
 import concurrent.futures
+import hashlib
 import json
 import pathlib
 import sys
@@ -93,13 +94,14 @@ def kv_fields(a, method, share):
 
 
 class Scores:
-    """Nats and tokens of the second half, by source, number of the text and kv fields. `names`: of the model and the gates."""
+    """Nats and tokens of the second half, by (source, number of the text and kv fields; digest of the text): on another machine the same
+    number may be another text. `names`: of the model and the gates."""
 
     def __init__(self, path, names=None):
         self.path, self.given, self.rows = path, names, {}
         for row in map(json.loads, path.read_text().splitlines() if path and path.exists() else ()):
             if self.names(row["key"]) == {k: v for k, v in row.items() if k in ("model", "gates")}:
-                self.rows[row["key"]] = row["nats"], row["tokens"]
+                self.rows[row["key"], row.get("text")] = row["nats"], row["tokens"]
 
     def names(self, key):
         """The names in the row of this key; methods that need no gates have none."""
@@ -109,30 +111,32 @@ class Scores:
         return {"model": self.given[0], "gates": self.given[1] if needs else None}
 
     @staticmethod
-    def key(source, number, length, fields):
-        return f"{source} {number} {length} {json.dumps(fields, sort_keys=True)}"
+    def key(source, number, ids, fields):
+        digest = hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:12]
+        return f"{source} {number} {len(ids)} {json.dumps(fields, sort_keys=True)}", digest
 
     def add(self, key, logprobs):
         half = logprobs[len(logprobs) // 2:]
         self.rows[key] = -sum(half), len(half)
         if self.path:
             with self.path.open("a") as f:
-                f.write(json.dumps({**self.names(key), "key": key, "nats": self.rows[key][0], "tokens": len(half)}) + "\n")
+                named, text = key
+                f.write(json.dumps({**self.names(named), "key": named, "text": text, "nats": self.rows[key][0], "tokens": len(half)}) + "\n")
 
-    def sample(self, source, length, fields, count):
-        keys = (self.key(source, n, length, fields) for n in range(count))
+    def sample(self, source, found, fields):
+        """Of the texts `found`."""
+        keys = (self.key(source, n, ids, fields) for n, ids in enumerate(found))
         return {n: self.rows[k] for n, k in enumerate(keys) if k in self.rows}
 
 
 def measure(c, a, sources, cells, scores):
     """Text by text, so that the table is balanced wherever the run stops."""
     wanted = [(source, n, ids, fields) for n in range(a.count) for source, found in sources.items()
-              for ids in found[n:n + 1] for fields in cells if scores.key(source, n, a.length, fields) not in scores.rows]
+              for ids in found[n:n + 1] for fields in cells if scores.key(source, n, ids, fields) not in scores.rows]
     with concurrent.futures.ThreadPoolExecutor(a.workers) as pool:
-        jobs = {pool.submit(c.score, ids, fields): (source, n, fields) for source, n, ids, fields in wanted}
+        jobs = {pool.submit(c.score, ids, fields): scores.key(source, n, ids, fields) for source, n, ids, fields in wanted}
         for done, job in enumerate(concurrent.futures.as_completed(jobs), 1):
-            source, n, fields = jobs[job]
-            scores.add(scores.key(source, n, a.length, fields), job.result())
+            scores.add(jobs[job], job.result())
             print(f"\r{done} of {len(wanted)} scored", end="", file=sys.stderr, flush=True)
 
 
@@ -145,14 +149,14 @@ def table(a, sources, methods, scores):
     rows = [["full", *(report.nats(statistics.mean(statistics.aligned(full_of(a, sources, s, scores))[0])) for s, _ in columns)]]
     for method in methods:
         rows.append([method, *(increase(statistics.paired(
-            scores.sample(source, a.length, kv_fields(a, method, share), len(sources[source])),
+            scores.sample(source, sources[source], kv_fields(a, method, share)),
             full_of(a, sources, source, scores))) for source, share in columns)])
     head = ["method", *(f"{source}, {report.share_name(share)}" for source, share in columns)]
     return report.table(head, rows)
 
 
 def full_of(a, sources, source, scores):
-    return scores.sample(source, a.length, kv_fields(a, "full", 1), len(sources[source]))
+    return scores.sample(source, sources[source], kv_fields(a, "full", 1))
 
 
 def run(c, a):

@@ -32,7 +32,37 @@ def test_losses_are_paired_by_text_and_part():
     (mean, low, high), texts = rows.loss("small", "code", 4, "`snapkv`")
     assert (mean, low, high) == pytest.approx((0.1, 0.1, 0.1)) and texts == 2
     assert rows.loss("small", "chats", 4, "`snapkv`") is None
-    assert "| `snapkv` |  | 0.100 (2) |  |  |  |" in real_models.table(rows, "small", 4)
+    assert real_models.table(rows, "small", 4).splitlines()[::2] == [
+        "| 1/4 of the tokens | documents | code (2) | languages | chats | tools |", "| `snapkv` |  | 0.100 |  |  |  |"]
+
+
+def test_columns_of_unequal_counts_show_them():
+    lines = [row("code", n, 512.0) for n in range(4)] + [row("code", 0, 563.2, policy="snapkv", **QUARTER)]
+    lines += [row("code", n, 512.0 + 51.2, policy="streaming", **QUARTER) for n in range(4)]
+    assert real_models.table(real_models.Rows(lines), "small", 4).splitlines()[2:] == [
+        "| `snapkv` |  | 0.100 (1) |  |  |  |", "| `streaming` |  | 0.100 [0.100, 0.100] (4) |  |  |  |"]
+
+
+def test_goals_are_judged_by_cell():
+    """At a quarter by the mean, at an eighth by the lower bound of the paired lead."""
+    eighth = {"budget": 96, "buffer": 32, "chunk": 32}
+    lines = [row(cell, n, 512.0) for cell in ("code", "chats") for n in range(3)]
+    for cell, loss in (("code", 0.021), ("chats", 0.029)):
+        lines += [row(cell, n, 512 * (1 + loss), "keepd fit", policy="global", **QUARTER) for n in range(3)]
+        lines += [row(cell, n, 512 * 1.1, "keepd fit", policy="global", **eighth) for n in range(3)]
+        lines += [row(cell, n, 512 * (1.2 if cell == "code" else 1 + 0.2 * n), policy="snapkv", **eighth) for n in range(3)]
+    lines += [row("chats", n, 512 * 1.3, policy="streaming", **eighth) for n in range(3)]
+    assert real_models.goals(real_models.Rows(lines), "small").splitlines() == [
+        "1/4: 1 of 2 goals met; missed: code 0.021",
+        "1/8: ahead of `snapkv` in 1 of 2; not in chats 0.100 [-0.100, 0.300]",
+        "1/8: ahead of `streaming` in 1 of 1"]
+
+
+def test_texts_of_the_same_number_are_not_paired_when_they_differ():
+    lines = [json.dumps({**json.loads(row("code", 0, 512.0, **fields)), "text": text})
+             for text, fields in (("a", {}), ("b", {}), ("b", {"policy": "snapkv", **QUARTER}), ("c", {"policy": "streaming", **QUARTER}))]
+    rows = real_models.Rows(lines)
+    assert rows.loss("small", "code", 4, "`snapkv`")[1] == 1 and rows.loss("small", "code", 4, "`streaming`") is None
 
 
 def test_few_texts_are_not_drawn():
@@ -54,8 +84,8 @@ def test_the_stored_rows_give_tables(tmp_path):
 
 def test_runs_with_names_share_a_store(tmp_path):
     """Rows of another model or other gates are not taken for one's own, and stay."""
-    store, kv = tmp_path / "rows.jsonl", {"policy": "global", **QUARTER}
-    own, full = texts.Scores.key("code", 0, 1024, kv), texts.Scores.key("code", 0, 1024, {"policy": "full"})
+    store, kv, ids = tmp_path / "rows.jsonl", {"policy": "global", **QUARTER}, list(range(1024))
+    own, full = (texts.Scores.key("code", 0, ids, fields) for fields in (kv, {"policy": "full"}))
     for model, gates in (("small", "keepd fit"), ("small", "other"), ("large", "keepd fit")):
         scores = texts.Scores(store, (model, gates))
         assert own not in scores.rows and (full in scores.rows) == (gates == "other"), "methods without gates are the model's"
@@ -64,6 +94,8 @@ def test_runs_with_names_share_a_store(tmp_path):
     assert [(r["model"], r["gates"]) for r in map(json.loads, store.read_text().splitlines())] == [
         ("small", "keepd fit"), ("small", None), ("small", "other"), ("large", "keepd fit"), ("large", None)]
     assert not texts.Scores(store).rows
+    taken = texts.Scores(store, ("small", "keepd fit"))
+    assert taken.sample("code", [ids], kv) == {0: (2.0, 2)} and not taken.sample("code", [ids[::-1]], kv), "not of another text"
     assert real_models.Rows(store.read_text().splitlines()).labels("small", 4) == ["`global`, keepd fit", "`global`, other"]
 
 
