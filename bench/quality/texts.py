@@ -124,7 +124,7 @@ class Scores:
                 f.write(json.dumps({**self.names(named), "key": named, "text": text, "nats": self.rows[key][0], "tokens": len(half)}) + "\n")
 
     def sample(self, source, found, fields):
-        """Of the texts `found`."""
+        """{number: (nats, tokens)} of the texts `found`."""
         keys = (self.key(source, n, ids, fields) for n, ids in enumerate(found))
         return {n: self.rows[k] for n, k in enumerate(keys) if k in self.rows}
 
