@@ -48,7 +48,7 @@ def test_vectors_are_those_of_an_independent_model(daemon, model):
     d, reference = daemon("--model", str(model)), Encoder(model)
     tokens = [requests.post(f"{d.url}/tokenize", json={"prompt": text}, timeout=60).json()["tokens"] for text in texts()]
     least = 1
-    # Every fifth text: all sentences and lengths are among them, and the model in float64 takes a second for a long one.
+    # Every fifth text: all sentences and all sizes are among them, and the model in float64 is slow.
     for ids, vector in list(zip(tokens, embed(d, client_of(d))))[::5]:
         if len(ids) > 256:
             ids = [*ids[:255], ids[-1]]
