@@ -168,7 +168,7 @@ def test_too_many_pictures(seeing):
     assert seeing.chat(messages=user(*[part(data, detail="low")] * 20), max_tokens=5).status_code == 200
     r = seeing.chat(messages=user(*[part(data, detail="low")] * 65), max_tokens=5)
     assert r.status_code == 400 and "at most 64 pictures" in r.text
-    r = seeing.chat(messages=user(*[part(png(40, 40))] * 60), max_tokens=5)
+    r = seeing.chat(messages=user(*[part(png(40, 40))] * 64), max_tokens=5)
     assert r.status_code == 400 and r.json()["error"]["code"] == "context_length_exceeded"
 
 

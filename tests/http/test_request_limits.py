@@ -72,9 +72,9 @@ CASES = {
     "JSON_VALUES": (None, values),
     "PAGE_MAX": ("limit", None),  # an argument of a GET: below
 }
-# test_native.py, an option, a default, test_errors.py, tests/unit/server/oai/test_records.c, test_embeddings.py (three)
+# test_native.py, an option, a default, test_errors.py, tests/unit/server/oai/test_records.c, test_embeddings.py (three), test_pictures.py
 ELSEWHERE = {"FILES_MAX", "NAMES_MAX", "COMPLETION_TOKENS", "REPETITION_MIN", "RECORDS_MAX", "INPUTS_AT_ONCE", "NUMBERS_FLOAT",
-             "NUMBERS_BASE64"}
+             "NUMBERS_BASE64", "PICTURES_MAX"}
 ALSO = [("STOP_BYTES", "stop", lambda n: chat(stop=["x" * 100] * (n // 100) + ["x" * (n % 100)])),
         ("KEY_BYTES", "prompt_cache_key", lambda n: chat(prompt_cache_key="x" * n)),
         ("KEY_BYTES", "session_id", lambda n: chat(session_id="x" * n)),
