@@ -21,9 +21,8 @@
 #endif
 #endif
 
-#define SANDBOX_DATA_BYTES                                                                         \
-    ((rlim_t)768 << 20) /* the largest picture, progressive: 130 + 200 MB                          \
-                         */
+/* Room for the largest picture, a progressive one: 130 + 200 MB. */
+#define SANDBOX_DATA_BYTES  ((rlim_t)768 << 20)
 #define SANDBOX_CPU_SECONDS 20
 
 /* With a machine that is short of memory this process ends first. */

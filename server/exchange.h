@@ -186,8 +186,8 @@ struct exchange {
     struct engine_adapter adapter; /* number 0: none */
     char adapter_name[ENGINE_ADAPTER_NAME];
     bool again; /* other languages are being compiled, or the work is large: queue it once more */
-    bool
-        large; /* the body is large, or it has pictures: see works.c; final when `again` is false */
+    /* The body is large, or it has pictures: see works.c. Final when `again` is false. */
+    bool large;
     struct oai_error error;
     int64_t retry_ns;         /* until a refused request may be sent again; 0: estimated */
     enum stats_reject reject; /* reason of a 429 or 503; OTHER unless set before it */
