@@ -13,7 +13,7 @@ static bool is_asked_for(const struct engine *e) {
     return e->options.mmproj && e->options.mmproj[0];
 }
 
-static int check_place(const struct engine *e, struct fault *fault) {
+static int check_encoder_place(const struct engine *e, struct fault *fault) {
     const struct replica *first = &e->replicas[0];
     if (first->kern->ops->cache_fit)
         return fault_set(fault, ERR_UNSUPPORTED, "mmproj",
@@ -66,12 +66,12 @@ static void plan_tiles(struct engine *e) {
     plan->weight_bytes = (int64_t)vision_weight_bytes(first);
 }
 
-static void close_all(struct engine *e) {
+static void close_encoders(struct engine *e) {
     for (int i = e->replica_count - 1; i >= 0; i--) encoder_close(&e->replicas[i]);
     e->encoder = (struct encoder_plan){0};
 }
 
-static int open_all(struct engine *e, struct fault *fault) {
+static int open_encoders(struct engine *e, struct fault *fault) {
     int rc = open_kerns(e, fault);
     if (rc == 0) rc = load_encoder(e, &e->replicas[0], fault);
     if (rc != 0) return rc;
@@ -94,7 +94,7 @@ static int find_encoder(const struct engine *e, bool *found, struct fault *fault
     struct vision_config config;
     struct fault ignored = {0};
     *found = false;
-    if (gguf_is_path(e->options.model_dir) || check_place(e, &ignored) != 0) return 0;
+    if (gguf_is_path(e->options.model_dir) || check_encoder_place(e, &ignored) != 0) return 0;
     int rc = vision_config_of_directory(e->options.model_dir, &config, fault);
     *found = config.form.kind != PICTURE_NONE;
     return rc;
@@ -104,10 +104,10 @@ int encoder_open(struct engine *e, struct fault *fault) {
     struct fault why = {0};
     const bool asked = is_asked_for(e);
     bool found = true;
-    int rc = asked ? check_place(e, &why) : find_encoder(e, &found, &why);
-    if (rc == 0 && found) rc = open_all(e, &why);
+    int rc = asked ? check_encoder_place(e, &why) : find_encoder(e, &found, &why);
+    if (rc == 0 && found) rc = open_encoders(e, &why);
     if (rc == 0) return 0;
-    close_all(e);
+    close_encoders(e);
     if (asked)
         return strcmp(why.field, "mmproj") == 0
                    ? fault_set(fault, rc, "mmproj", "%s", why.text)
@@ -124,11 +124,11 @@ void encoder_close(struct replica *replica) {
     replica->encoder_kern = NULL;
 }
 
-static int begin_tile(void *encoder, const struct picture *picture, int tile) {
+static int begin_encoder_tile(void *encoder, const struct picture *picture, int tile) {
     return vision_begin(encoder, picture, tile);
 }
 
-static int advance_tile(void *encoder, float *out, bool *done) {
+static int advance_encoder_tile(void *encoder, float *out, bool *done) {
     return vision_advance(encoder, out, done);
 }
 
@@ -136,8 +136,8 @@ struct pictures_options encoder_options(const struct engine *e, const struct rep
     if (!replica->encoder) return (struct pictures_options){0};
     const struct vision_config *config = vision_config(replica->encoder);
     return (struct pictures_options){.encoder = replica->encoder,
-                                     .begin = begin_tile,
-                                     .advance = advance_tile,
+                                     .begin = begin_encoder_tile,
+                                     .advance = advance_encoder_tile,
                                      .tile_tokens = config->form.tile_tokens,
                                      .width = config->text_width,
                                      .tiles_max = e->encoder.tiles_max};

@@ -90,7 +90,7 @@ void engine_picture_ids(const struct engine *e, const struct picture *picture, i
     encoder_write_ids(e, picture, tile, ids);
 }
 
-static int refuse_picture(struct fault *fault, const char *what) {
+static int refuse_picture_rows(struct fault *fault, const char *what) {
     return fault_set(fault, ERR_INVALID, "prompt", "rows of a picture %s", what);
 }
 
@@ -100,18 +100,18 @@ static int check_tile(const struct engine *e, const struct engine_request *r,
     const struct picture_form *form = e->info.pictures;
     const size_t count = (size_t)form->tile_tokens;
     if (rows->picture < 0 || rows->picture >= r->picture_count)
-        return refuse_picture(fault, "that is not there");
+        return refuse_picture_rows(fault, "that is not there");
     const struct picture *picture = r->pictures[rows->picture];
     if (rows->tile < 0 || rows->tile >= picture->tiles || picture->edge != form->tile_edge)
-        return refuse_picture(fault, "that is made for another model");
+        return refuse_picture_rows(fault, "that is made for another model");
     if (rows->at < behind || rows->at + count > (size_t)r->prompt_count)
-        return refuse_picture(fault, "lie outside of the prompt or over each other");
+        return refuse_picture_rows(fault, "lie outside of the prompt or over each other");
     int32_t *ids = mem_try_alloc(count, sizeof *ids);
     if (!ids) return ERR_NOMEM;
     encoder_write_ids(e, picture, rows->tile, ids);
     const bool equal = memcmp(ids, r->prompt + rows->at, count * sizeof *ids) == 0;
     mem_free(ids);
-    return equal ? 0 : refuse_picture(fault, "have other ids");
+    return equal ? 0 : refuse_picture_rows(fault, "have other ids");
 }
 
 /* The rows that show pictures have the ids of these pictures. */

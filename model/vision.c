@@ -224,7 +224,7 @@ static int load_places(struct vision_loader *loader) {
     return rc;
 }
 
-static int load_layer(struct vision_loader *loader, int at) {
+static int load_vision_layer(struct vision_loader *loader, int at) {
     const struct vision_config *c = &loader->vision->config;
     struct vision_layer *layer = &loader->vision->layers[at];
     const int width = c->width;
@@ -278,7 +278,7 @@ static int load_weights(struct vision *vision, const struct weights *weights,
     int rc = load_parts(&loader, PART_PATCH, 1, 0, c->width, patch_pixels(c), &vision->patch);
     if (!rc) rc = load_vectors(&loader, PART_PATCH, 1, 0, "bias", c->width, &vision->patch_bias);
     if (!rc) rc = load_places(&loader);
-    for (int i = 0; i < c->layers && !rc; i++) rc = load_layer(&loader, i);
+    for (int i = 0; i < c->layers && !rc; i++) rc = load_vision_layer(&loader, i);
     if (!rc)
         rc = load_vectors(&loader, PART_LAST_NORM, 1, 0, "weight", c->width, &vision->last_norm);
     if (!rc)
@@ -373,8 +373,8 @@ static int read_config(const struct vision_options *options, struct weights **we
               : 0;
 }
 
-static int load_all(struct vision *vision, const struct vision_options *options,
-                    struct fault *fault) {
+static int load_vision(struct vision *vision, const struct vision_options *options,
+                       struct fault *fault) {
     struct weights *weights;
     int rc = read_config(options, &weights, &vision->config, fault);
     vision->config.text_width = options->text_width;
@@ -383,7 +383,7 @@ static int load_all(struct vision *vision, const struct vision_options *options,
     return rc;
 }
 
-static int borrow_all(struct vision *vision, const struct vision *owner, struct fault *fault) {
+static int borrow_vision(struct vision *vision, const struct vision *owner, struct fault *fault) {
     struct kern *kern = vision->kern;
     int rc = kern->ops->borrow(kern, owner->kern);
     if (rc) return fault_set(fault, rc, "mmproj", "its weights cannot be shared");
@@ -401,8 +401,8 @@ int vision_open(struct kern *kern, const struct vision_options *options, struct 
     *out = NULL;
     struct vision *vision = mem_must_alloc(1, sizeof *vision);
     vision->kern = kern;
-    int rc = options->owner && kern->ops->borrow ? borrow_all(vision, options->owner, fault)
-                                                 : load_all(vision, options, fault);
+    int rc = options->owner && kern->ops->borrow ? borrow_vision(vision, options->owner, fault)
+                                                 : load_vision(vision, options, fault);
     const bool sees = vision->config.form.kind != PICTURE_NONE;
     if (!rc && sees) rc = open_scratch(vision, options->check_only, fault);
     if (rc || !sees)
@@ -420,7 +420,7 @@ static void free_weight(struct kern *kern, struct kern_weight *weight) {
     if (weight) kern->ops->weight_free(kern, weight);
 }
 
-static void close_layer(struct kern *kern, struct vision_layer *layer) {
+static void close_vision_layer(struct kern *kern, struct vision_layer *layer) {
     float *vectors[] = {layer->attn_norm, layer->attn_norm_bias, layer->qkv_bias, layer->o_bias,
                         layer->ff_norm,   layer->ff_norm_bias,   layer->up_bias,  layer->down_bias};
     for (size_t i = 0; i < sizeof vectors / sizeof *vectors; i++) free_vector(kern, vectors[i]);
@@ -443,7 +443,7 @@ void vision_close(struct vision *vision) {
                             vision->places, vision->ones};
         for (size_t i = 0; i < sizeof vectors / sizeof *vectors; i++) free_vector(kern, vectors[i]);
         for (int i = 0; vision->layers && i < vision->config.layers; i++)
-            close_layer(kern, &vision->layers[i]);
+            close_vision_layer(kern, &vision->layers[i]);
         free_weight(kern, vision->patch);
         free_weight(kern, vision->connector);
         mem_free(vision->layers);
@@ -499,7 +499,7 @@ int vision_begin(struct vision *vision, const struct picture *picture, int tile)
 }
 
 /* Attention of every patch to all patches: the cache has one layer's entries of this tile. */
-static int attend(struct vision *vision) {
+static int attend_patches(struct vision *vision) {
     const struct vision_config *c = &vision->config;
     const struct vision_scratch *s = &vision->scratch;
     struct kern *kern = vision->kern;
@@ -525,7 +525,7 @@ static int compute_layer(struct vision *vision, const struct vision_layer *layer
     kern->ops->layer_norm(kern, s->norm, s->x, layer->attn_norm, layer->attn_norm_bias, rows,
                           c->width, c->eps);
     kern->ops->matmul(kern, s->qkv, s->norm, layer->qkv, layer->qkv_bias, rows, KERN_SET);
-    int rc = attend(vision);
+    int rc = attend_patches(vision);
     if (rc) return rc;
     kern->ops->matmul(kern, s->x, s->heads, layer->o, layer->o_bias, rows, KERN_ADD);
     kern->ops->layer_norm(kern, s->norm, s->x, layer->ff_norm, layer->ff_norm_bias, rows, c->width,

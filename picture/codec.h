@@ -1,5 +1,5 @@
-/* One function for each format of files: declarations for decode.c and the formats alone. The
- * errors are those of picture_decode; on failure *out is empty. */
+/* Each file format has one decoding function. This header is for decode.c and the formats' own
+ * files alone. Errors are those of picture_decode; on failure *out is empty. */
 #ifndef KEEPD_PICTURE_CODEC_H
 #define KEEPD_PICTURE_CODEC_H
 

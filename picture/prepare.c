@@ -57,7 +57,7 @@ static void cut_tile(const struct picture_rgb *from, int left, int top, int edge
     }
 }
 
-static void add_number(struct sha256_stream *stream, int number) {
+static void add_digest_number(struct sha256_stream *stream, int number) {
     const uint8_t bytes[4] = {(uint8_t)number, (uint8_t)(number >> 8), (uint8_t)(number >> 16),
                               (uint8_t)(number >> 24)};
     sha256_add(stream, bytes, sizeof bytes);
@@ -70,10 +70,10 @@ static size_t tile_bytes(const struct picture *picture) {
 static void digest_tiles(struct picture *picture) {
     struct sha256_stream stream;
     sha256_begin(&stream);
-    add_number(&stream, picture->rows);
-    add_number(&stream, picture->columns);
-    add_number(&stream, picture->edge);
-    add_number(&stream, picture->tile_tokens);
+    add_digest_number(&stream, picture->rows);
+    add_digest_number(&stream, picture->columns);
+    add_digest_number(&stream, picture->edge);
+    add_digest_number(&stream, picture->tile_tokens);
     sha256_add(&stream, picture->pixels, (size_t)picture->tiles * tile_bytes(picture));
     sha256_end(&stream, picture->digest);
 }

@@ -39,7 +39,7 @@ static double filter_support(enum picture_filter filter) {
 
 /* --- weights --- */
 
-static void close_weights(struct resize_weights *w) {
+static void close_filter_weights(struct resize_weights *w) {
     mem_free(w->firsts);
     mem_free(w->counts);
     mem_free(w->weights);
@@ -102,7 +102,8 @@ static void resize_row(const struct resize_weights *w, const uint8_t *from, int 
     }
 }
 
-/* One row of the output out of several of the input; `sums` is scratch of a row. */
+/* Computes one row of the output from several rows of the input. `sums` is scratch memory of a row.
+ */
 static void blend_rows(const struct resize_weights *w, int y, const uint8_t *from, size_t row,
                        int32_t *sums, uint8_t *to) {
     const int32_t *weights = w->weights + (size_t)y * (size_t)w->most;
@@ -123,7 +124,7 @@ static int resize_rows(const struct picture_rgb *from, int width, enum picture_f
     for (int y = 0; out->pixels && y < from->height; y++)
         resize_row(&w, from->pixels + (size_t)y * (size_t)from->width * 3, width,
                    out->pixels + (size_t)y * (size_t)width * 3);
-    close_weights(&w);
+    close_filter_weights(&w);
     return out->pixels ? 0 : ERR_NOMEM;
 }
 
@@ -138,7 +139,7 @@ static int resize_columns(const struct picture_rgb *from, int height, enum pictu
     for (int y = 0; out->pixels && y < height; y++)
         blend_rows(&w, y, from->pixels, row, sums, out->pixels + (size_t)y * row);
     mem_free(sums);
-    close_weights(&w);
+    close_filter_weights(&w);
     return out->pixels ? 0 : ERR_NOMEM;
 }
 

@@ -20,8 +20,8 @@
  * With KEEPD_FAKE_SCRIPT, a JSON file of pairs [text, answer], a prompt that contains a pair's text
  * gets the answer of the first such pair, without a seed.
  *
- * Constraints are compiled, so that their faults show, and not obeyed. Adapters have names and
- * digests, those of their paths, and change no answer; one whose path holds "broken" is refused.
+ * Constraints are compiled, so that their faults show, and not obeyed. Adapters are in
+ * fake_adapters.c.
  *
  * Environment: KEEPD_FAKE_STEP_US, time per step (0); KEEPD_FAKE_PREFILL_STEPS, steps before the
  * first token (1); KEEPD_FAKE_NO_TEMPLATE, a model without a chat template; KEEPD_FAKE_SUBMITS,
@@ -48,7 +48,6 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/mem.h"
-#include "base/sha256.h"
 #include "engine/steps/constraint.h"
 #include "engine/steps/publish.h"
 #include "tests/fake_answer.h"
@@ -93,11 +92,11 @@ struct engine {
     atomic_int places;
     pthread_t thread;
     bool started, draining, stop;
+    struct fake_adapters adapters;
     pthread_mutex_t mutex; /* all below */
     pthread_cond_t work;
     struct sequence *running, *waiting, **waiting_end;
-    struct constraint_table constraints;                     /* compiled, and not obeyed */
-    struct engine_adapter_row adapters[ENGINE_ADAPTERS_MAX]; /* "" = none */
+    struct constraint_table constraints; /* compiled, and not obeyed */
     struct engine_order *orders[ENGINE_ORDERS_MAX];
     int order_count;
     struct conversation conversations[CONVERSATIONS_MAX];
@@ -249,93 +248,6 @@ void engine_constraint_close(struct engine *e, struct engine_constraint *constra
     constraint_close(&e->constraints, constraint);
 }
 
-static struct engine_adapter_row *adapter_named(struct engine *e, const char *name) {
-    for (int i = 0; i < e->info.max_adapters && *name; i++)
-        if (strcmp(e->adapters[i].name, name) == 0) return &e->adapters[i];
-    return NULL;
-}
-
-static int add_adapter(struct engine *e, const char *name, const char *path, struct fault *fault) {
-    if (strstr(path, "broken"))
-        return fault_set(fault, ERR_UNSUPPORTED, "use_dora", "the fake adapter is broken");
-    if (adapter_named(e, name))
-        return fault_set(fault, ERR_INVALID, "lora_name", "an adapter has the name '%s' already",
-                         name);
-    for (int i = 0; i < e->info.max_adapters; i++) {
-        struct engine_adapter_row *row = &e->adapters[i];
-        if (row->name[0] || row->users) continue;
-        *row = (struct engine_adapter_row){.rank = 8, .bytes = 1024};
-        snprintf(row->name, sizeof row->name, "%s", name);
-        sha256(path, strlen(path), row->digest);
-        return 0;
-    }
-    return fault_set(fault, ERR_LIMIT, "max-loras", "at most %d adapters are served at once",
-                     e->info.max_adapters);
-}
-
-int engine_adapter_load(struct engine *e, const char *name, const char *path, struct fault *fault) {
-    static atomic_int loads;
-    CHECK(atomic_fetch_add(&loads, 1) == 0); /* the server loads one at a time */
-    if (strstr(path, "gated")) fake_wait_at_gate();
-    pthread_mutex_lock(&e->mutex);
-    int rc = add_adapter(e, name, path, fault);
-    pthread_mutex_unlock(&e->mutex);
-    atomic_fetch_sub(&loads, 1);
-    return rc;
-}
-
-int engine_adapter_unload(struct engine *e, const char *name) {
-    pthread_mutex_lock(&e->mutex);
-    struct engine_adapter_row *row = adapter_named(e, name);
-    if (row) row->name[0] = '\0';
-    pthread_mutex_unlock(&e->mutex);
-    return row ? 0 : ERR_NOTFOUND;
-}
-
-bool engine_adapter_take(struct engine *e, const char *name, struct engine_adapter *out) {
-    pthread_mutex_lock(&e->mutex);
-    struct engine_adapter_row *row = adapter_named(e, name);
-    if (row && out) {
-        row->users++;
-        row->requests++;
-        out->number = (int32_t)(row - e->adapters) + 1;
-        memcpy(out->digest, row->digest, sizeof out->digest);
-    }
-    pthread_mutex_unlock(&e->mutex);
-    return row != NULL;
-}
-
-void engine_adapter_leave(struct engine *e, int32_t number) {
-    pthread_mutex_lock(&e->mutex);
-    CHECK(e->adapters[number - 1].users > 0);
-    e->adapters[number - 1].users--;
-    pthread_mutex_unlock(&e->mutex);
-}
-
-int engine_adapters(struct engine *e, struct engine_adapter_row *rows, int max) {
-    int count = 0;
-    pthread_mutex_lock(&e->mutex);
-    for (int i = 0; i < e->info.max_adapters && count < max; i++)
-        if (e->adapters[i].name[0]) rows[count++] = e->adapters[i];
-    pthread_mutex_unlock(&e->mutex);
-    return count;
-}
-
-/* Adapters of the options, "NAME=PATH". */
-static int add_adapters(struct engine *e, struct fault *fault) {
-    int rc = 0;
-    for (size_t i = 0; i < e->options.adapter_count && !rc; i++) {
-        char name[ENGINE_ADAPTER_NAME];
-        const char *text = e->options.adapters[i], *sign = strchr(text, '=');
-        struct fault inner = {0};
-        if (!sign) return fault_set(fault, ERR_INVALID, "lora", "'%s' has no = sign", text);
-        snprintf(name, sizeof name, "%.*s", (int)(sign - text), text);
-        rc = add_adapter(e, name, sign + 1, &inner);
-        if (rc) fault_set(fault, rc, "lora", "%s: %s", sign + 1, inner.text);
-    }
-    return rc;
-}
-
 /* Returns whether a file of this name is beside the model. */
 static bool fake_model_has(const char *model, const char *name) {
     char path[4096];
@@ -403,7 +315,7 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
     e->info.eos = &fake_end;
     e->info.eos_count = 1;
     e->status.pages_total = e->info.pages_total;
-    int rc = add_adapters(e, fault);
+    int rc = fake_adapters_open(&e->adapters, &e->options, fault);
     if (rc)
         engine_close(e);
     else
@@ -421,6 +333,10 @@ bool fake_has_channels(const struct engine *e) {
 
 bool fake_opens_thought(const struct engine *e) {
     return e->think == 2;
+}
+
+struct fake_adapters *fake_adapters(struct engine *e) {
+    return &e->adapters;
 }
 
 /* --- the queue --- */

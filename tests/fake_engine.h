@@ -1,8 +1,10 @@
 /* The interface between the parts of the fake engine: fake_engine.c has the thread, queues
- * and conversations, fake_answer.c the answers, fake_text.c the tokens and the chat template. */
+ * and conversations, fake_answer.c the answers, fake_text.c the tokens and the chat template,
+ * fake_adapters.c the LoRA adapters. */
 #ifndef KEEPD_TESTS_FAKE_ENGINE_H
 #define KEEPD_TESTS_FAKE_ENGINE_H
 
+#include <pthread.h>
 #include <stdbool.h>
 
 #include "engine/engine.h"
@@ -19,5 +21,16 @@ const char *fake_tool_template(void);          /* as KEEPD_FAKE_TOOLS says */
 void fake_wait_at_gate(void);                  /* until the file of KEEPD_FAKE_GATE is there */
 bool fake_has_channels(const struct engine *e);
 bool fake_opens_thought(const struct engine *e);
+
+struct fake_adapters {
+    int max;
+    pthread_mutex_t mutex;                               /* all below */
+    struct engine_adapter_row rows[ENGINE_ADAPTERS_MAX]; /* "" = none */
+};
+
+/* Places those of the options, "NAME=PATH". */
+int fake_adapters_open(struct fake_adapters *adapters, const struct engine_options *options,
+                       struct fault *fault);
+struct fake_adapters *fake_adapters(struct engine *e);
 
 #endif

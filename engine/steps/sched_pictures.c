@@ -73,7 +73,7 @@ static const struct picture_rows *missing_tile(struct sched *sched, const struct
 }
 
 /* Returns the running sequence whose tile is encoded next; NULL: no tile is missing. */
-static struct sequence *find_next(struct sched *sched, const struct picture_rows **rows) {
+static struct sequence *find_tile_client(struct sched *sched, const struct picture_rows **rows) {
     struct sequence *next = NULL;
     for (int i = 0; i < sched->running; i++) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
@@ -93,7 +93,7 @@ int sched_encode(struct sched *sched) {
     if (!pictures->options.encoder) return 0;
     if (!pictures->present) {
         const struct picture_rows *rows = NULL;
-        struct sequence *seq = find_next(sched, &rows);
+        struct sequence *seq = find_tile_client(sched, &rows);
         if (!seq) return 0;
         int rc = pictures_begin(pictures, seq->job->request.pictures[rows->picture], rows->tile);
         if (rc == ERR_NOMEM) {

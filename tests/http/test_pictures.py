@@ -4,7 +4,6 @@ import concurrent.futures
 import pathlib
 import re
 import struct
-import time
 import zlib
 
 import pytest
@@ -193,7 +192,7 @@ def test_texts_do_not_wait_for_pictures(seeing):
                                                         for name, data in chunks))] * 2)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         waiting = [pool.submit(seeing.chat, messages=slow, max_tokens=1) for _ in range(8)]
-        time.sleep(0.3)
+        seeing.wait("all pictures", lambda: seeing.metrics()["keepd_connections",] > 8)
         assert seeing.chat(messages=user("a"), max_tokens=1).status_code == 200
         assert not all(w.done() for w in waiting)
         assert {w.result().status_code for w in waiting} == {200}

@@ -793,7 +793,7 @@ static void add_picture_tokens(void) {
     buf_close(&json);
 }
 
-/* One picture of one tile with two rows of embeddings, and one of a grid of one tile. */
+/* The first picture has one tile with two rows of embeddings, the second a grid of one tile. */
 static struct picture one_tile = {.tiles = 1, .tile_tokens = 2, .counts = 1};
 static struct picture two_tiles = {
     .tiles = 2, .rows = 1, .columns = 1, .tile_tokens = 1, .counts = 1};
