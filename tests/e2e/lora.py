@@ -23,7 +23,7 @@ def make(folder, seed, rank=8, alpha=16, targets=TARGETS, rslora=False, size=0.0
     random = np.random.default_rng(seed)
     scale = alpha / (rank ** 0.5 if rslora else rank)
     tensors, gguf, changes = {}, {}, {}
-    for name, matrix in model.items():
+    for name, matrix in sorted(model.items()):  # files give their tensors in any order, and the numbers must not depend on it
         target = next((t for t in targets if name.endswith(t + ".weight")), None)
         if not target:
             continue
