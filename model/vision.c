@@ -27,6 +27,20 @@ struct vision_scratch {
     float *rows;             /* [tile_tokens, text_width] */
 };
 
+/* Multiplications of a part: 10 to 20 ms on two cores, which is a step of a small model. Parts of
+ * fewer than PART_BLOCK rows would read the weights too often. */
+#define VISION_PART_COST ((int64_t)1 << 29)
+#define PART_BLOCK       32
+
+/* What is computed in one call of vision_advance: a stage of a layer for rows [row, row + at most
+ * part_rows) of the tile. */
+enum vision_stage { STAGE_PATCHES, STAGE_QKV, STAGE_ATTEND, STAGE_FF, STAGE_CONNECT, STAGES };
+
+struct vision_part {
+    enum vision_stage stage;
+    int layer, row;
+};
+
 struct vision {
     struct kern *kern;
     struct vision_config config;
@@ -42,7 +56,8 @@ struct vision {
     float values[3][256]; /* picture_fill_values */
     float *pixels;        /* host memory, as scratch.pixels */
     int32_t *order;       /* [patches] the patches that a row of embeddings joins, side by side */
-    int done;             /* layers of the present tile */
+    struct vision_part part; /* of the present tile: the next one */
+    int64_t part_cost;       /* multiplications of a part */
 };
 
 static int patch_pixels(const struct vision_config *c) {
@@ -404,6 +419,7 @@ int vision_open(struct kern *kern, const struct vision_options *options, struct 
     int rc = options->owner && kern->ops->borrow ? borrow_vision(vision, options->owner, fault)
                                                  : load_vision(vision, options, fault);
     const bool sees = vision->config.form.kind != PICTURE_NONE;
+    vision->part_cost = options->part_cost ? options->part_cost : VISION_PART_COST;
     if (!rc && sees) rc = open_scratch(vision, options->check_only, fault);
     if (rc || !sees)
         vision_close(vision);
@@ -489,55 +505,93 @@ int vision_begin(struct vision *vision, const struct picture *picture, int tile)
     const int patches = vision_patches(c);
     CHECK(picture->edge == c->form.tile_edge && tile >= 0 && tile < picture->tiles);
     cut_patches(vision, picture->pixels + (size_t)tile * 3 * edge * edge);
-    vision->done = 0;
-    int rc = kern->ops->upload(kern, s->pixels, vision->pixels,
-                               (size_t)patches * (size_t)patch_pixels(c) * sizeof(float));
-    if (rc) return rc;
-    kern->ops->matmul(kern, s->x, s->pixels, vision->patch, vision->patch_bias, patches, KERN_SET);
-    kern->ops->add(kern, s->x, vision->places, patches, c->width);
-    return 0;
+    if (vision->part.stage == STAGE_ATTEND) kern->ops->release(kern, 0); /* of another tile */
+    vision->part = (struct vision_part){0};
+    return kern->ops->upload(kern, s->pixels, vision->pixels,
+                             (size_t)patches * (size_t)patch_pixels(c) * sizeof(float));
 }
 
-/* Attention of every patch to all patches: the cache has one layer's entries of this tile. */
-static int attend_patches(struct vision *vision) {
+/* Returns row `row` of an array with `width` numbers a row. */
+static float *row_of(float *array, int row, int width) {
+    return array + (size_t)row * (size_t)width;
+}
+
+static int embed_patches(struct vision *vision, int row, int rows) {
     const struct vision_config *c = &vision->config;
     const struct vision_scratch *s = &vision->scratch;
     struct kern *kern = vision->kern;
-    const struct kern_span span = {.count = vision_patches(c)};
-    const struct kern_batch batch = {.spans = &span, .rows = span.count, .span_count = 1};
+    float *x = row_of(s->x, row, c->width);
+    kern->ops->matmul(kern, x, row_of(s->pixels, row, patch_pixels(c)), vision->patch,
+                      vision->patch_bias, rows, KERN_SET);
+    kern->ops->add(kern, x, row_of(vision->places, row, c->width), rows, c->width);
+    return 0;
+}
+
+static struct kern_batch batch_of(const struct kern_span *span) {
+    return (struct kern_batch){.spans = span, .rows = span->count, .span_count = 1};
+}
+
+/* Writes the tile's keys and values of a layer into the cache. */
+static int write_patches(struct vision *vision) {
+    const struct kern_span span = {.count = vision_patches(&vision->config)};
+    const struct kern_batch batch = batch_of(&span);
+    struct kern *kern = vision->kern;
+    int rc = kern->ops->begin_step(kern, &batch);
+    if (!rc) kern->ops->write_kv(kern, 0, vision->scratch.qkv, NULL, &batch);
+    return rc;
+}
+
+static int compute_qkv(struct vision *vision, int row, int rows) {
+    const struct vision_config *c = &vision->config;
+    const struct vision_scratch *s = &vision->scratch;
+    const struct vision_layer *layer = &vision->layers[vision->part.layer];
+    struct kern *kern = vision->kern;
+    float *norm = row_of(s->norm, row, c->width);
+    kern->ops->layer_norm(kern, norm, row_of(s->x, row, c->width), layer->attn_norm,
+                          layer->attn_norm_bias, rows, c->width, c->eps);
+    kern->ops->matmul(kern, row_of(s->qkv, row, 3 * c->width), norm, layer->qkv, layer->qkv_bias,
+                      rows, KERN_SET);
+    return row + rows < vision_patches(c) ? 0 : write_patches(vision);
+}
+
+/* Attention of some patches to all patches: the cache has one layer's entries of this tile. */
+static int attend_patches(struct vision *vision, int row, int rows) {
+    const struct vision_config *c = &vision->config;
+    const struct vision_scratch *s = &vision->scratch;
+    const struct vision_layer *layer = &vision->layers[vision->part.layer];
+    struct kern *kern = vision->kern;
+    const struct kern_span span = {.count = rows, .pos = row};
+    const struct kern_batch batch = batch_of(&span);
     const int head_dim = c->width / c->heads;
     const struct kern_attend_options options = {.scale = 1 / sqrtf((float)head_dim),
                                                 .both_ways = true};
-    int rc = kern->ops->begin_step(kern, &batch);
-    if (rc) return rc;
-    kern->ops->write_kv(kern, 0, s->qkv, NULL, &batch);
-    kern->ops->attend(kern, 0, s->heads, s->qkv, &batch, &options);
-    rc = kern->ops->sync(kern);
+    float *heads = row_of(s->heads, row, c->width);
+    kern->ops->attend(kern, 0, heads, row_of(s->qkv, row, 3 * c->width), &batch, &options);
+    kern->ops->matmul(kern, row_of(s->x, row, c->width), heads, layer->o, layer->o_bias, rows,
+                      KERN_ADD);
+    if (row + rows < vision_patches(c)) return 0;
+    int rc = kern->ops->sync(kern);
     kern->ops->release(kern, 0);
     return rc;
 }
 
-static int compute_layer(struct vision *vision, const struct vision_layer *layer) {
+static int feed_forward(struct vision *vision, int row, int rows) {
     const struct vision_config *c = &vision->config;
     const struct vision_scratch *s = &vision->scratch;
+    const struct vision_layer *layer = &vision->layers[vision->part.layer];
     struct kern *kern = vision->kern;
-    const int rows = vision_patches(c);
-    kern->ops->layer_norm(kern, s->norm, s->x, layer->attn_norm, layer->attn_norm_bias, rows,
-                          c->width, c->eps);
-    kern->ops->matmul(kern, s->qkv, s->norm, layer->qkv, layer->qkv_bias, rows, KERN_SET);
-    int rc = attend_patches(vision);
-    if (rc) return rc;
-    kern->ops->matmul(kern, s->x, s->heads, layer->o, layer->o_bias, rows, KERN_ADD);
-    kern->ops->layer_norm(kern, s->norm, s->x, layer->ff_norm, layer->ff_norm_bias, rows, c->width,
+    float *x = row_of(s->x, row, c->width), *norm = row_of(s->norm, row, c->width);
+    float *up = row_of(s->up, row, c->ff), *ff = row_of(s->ff, row, c->ff);
+    kern->ops->layer_norm(kern, norm, x, layer->ff_norm, layer->ff_norm_bias, rows, c->width,
                           c->eps);
-    kern->ops->matmul(kern, s->up, s->norm, layer->up, layer->up_bias, rows, KERN_SET);
-    kern->ops->glu_apart(kern, s->ff, s->up, vision->ones, 0, rows, c->ff, KERN_GELU_TANH);
-    kern->ops->matmul(kern, s->x, s->ff, layer->down, layer->down_bias, rows, KERN_ADD);
+    kern->ops->matmul(kern, up, norm, layer->up, layer->up_bias, rows, KERN_SET);
+    kern->ops->glu_apart(kern, ff, up, vision->ones, 0, rows, c->ff, KERN_GELU_TANH);
+    kern->ops->matmul(kern, x, ff, layer->down, layer->down_bias, rows, KERN_ADD);
     return 0;
 }
 
 /* The connector. Rows of s->norm in order are rows of joined patches. */
-static int connect(struct vision *vision, float *out) {
+static int connect_patches(struct vision *vision, float *out) {
     const struct vision_config *c = &vision->config;
     const struct vision_scratch *s = &vision->scratch;
     struct kern *kern = vision->kern;
@@ -546,15 +600,58 @@ static int connect(struct vision *vision, float *out) {
                           c->width, c->eps);
     kern->ops->gather_rows(kern, s->heads, s->norm, vision->order, patches, c->width);
     kern->ops->matmul(kern, s->rows, s->heads, vision->connector, NULL, rows, KERN_SET);
-    return kern->ops->download(kern, out, s->rows,
-                               (size_t)rows * (size_t)c->text_width * sizeof *out);
+    int rc =
+        kern->ops->download(kern, out, s->rows, (size_t)rows * (size_t)c->text_width * sizeof *out);
+    return rc ? rc : kern->ops->sync(kern);
+}
+
+/* Returns the multiplications of a stage for one row. */
+static int64_t row_cost(const struct vision_config *c, enum vision_stage stage) {
+    const int64_t width = c->width;
+    const int64_t costs[STAGES] = {
+        [STAGE_PATCHES] = width * patch_pixels(c),
+        [STAGE_QKV] = 3 * width * width,
+        [STAGE_ATTEND] = 2 * width * vision_patches(c) + width * width,
+        [STAGE_FF] = 2 * width * c->ff,
+        [STAGE_CONNECT] = width * c->text_width,
+    };
+    return costs[stage];
+}
+
+/* Returns the rows of a part: whole blocks, which the kernels of products are fastest with. */
+static int part_rows(const struct vision *vision) {
+    const struct vision_config *c = &vision->config;
+    const struct vision_part *part = &vision->part;
+    const int64_t most = vision->part_cost / row_cost(c, part->stage) / PART_BLOCK * PART_BLOCK;
+    const int left = vision_patches(c) - part->row;
+    if (part->stage == STAGE_CONNECT) return left;
+    return left <= PART_BLOCK || left <= most ? left : most < PART_BLOCK ? PART_BLOCK : (int)most;
+}
+
+static void go_on(struct vision *vision, int rows) {
+    const struct vision_config *c = &vision->config;
+    struct vision_part *part = &vision->part;
+    part->row += rows;
+    if (part->row < vision_patches(c)) return;
+    part->row = 0;
+    if (part->stage == STAGE_FF && ++part->layer < c->layers)
+        part->stage = STAGE_QKV;
+    else
+        part->stage++;
 }
 
 int vision_advance(struct vision *vision, float *out, bool *done) {
-    const struct vision_config *c = &vision->config;
-    int rc = compute_layer(vision, &vision->layers[vision->done++]);
-    *done = vision->done == c->layers;
-    if (rc || !*done) return rc;
-    rc = connect(vision, out);
-    return rc ? rc : vision->kern->ops->sync(vision->kern);
+    static int (*const stages[STAGES])(struct vision *, int row, int rows) = {
+        [STAGE_PATCHES] = embed_patches,
+        [STAGE_QKV] = compute_qkv,
+        [STAGE_ATTEND] = attend_patches,
+        [STAGE_FF] = feed_forward,
+    };
+    const struct vision_part *part = &vision->part;
+    const int rows = part_rows(vision);
+    *done = part->stage == STAGE_CONNECT;
+    if (*done) return connect_patches(vision, out);
+    int rc = stages[part->stage](vision, part->row, rows);
+    go_on(vision, rows);
+    return rc;
 }

@@ -9,8 +9,8 @@
  * struct vision_config.
  *
  * A tile's rows depend on that tile alone, so they are the same bits whenever and beside whatever
- * they are computed. The work of a tile is divided into parts, a layer each, so that steps of the
- * text model can go on between them.
+ * they are computed. The work of a tile is divided into parts of about equal cost, so that steps of
+ * the text model can go on between them.
  *
  * Thread: that of its backend, which is another instance than the text model's: one rank, with a
  * cache of its own for one layer of one tile. */
@@ -58,6 +58,7 @@ struct vision_options {
     const char *mmproj; /* GGUF file with the encoder; NULL or "" = the directory has it */
     int text_width;
     int threads;                /* threads that load; 0 = the cores this process may use */
+    int64_t part_cost;          /* about so many multiplications are one part; 0 = the default */
     bool check_only;            /* names, shapes and types; nothing can be encoded */
     const struct vision *owner; /* an open one, which outlives this: its weights are shared. NULL:
                                    they are loaded */

@@ -1,10 +1,10 @@
 /* Prompts with pictures: which tile is encoded next, and the rows of a step that show tiles.
  *
  * A prompt is read up to the first tile that is not encoded. Between two steps one part of one tile
- * is encoded, a layer of the encoder, so other answers go on; where no other row can be computed,
- * part follows part. The next tile is the first one that is missing in the prompt of the client
- * that was served least. Tiles are encoded only as prompts come to them: a prompt that continues a
- * conversation needs none of those behind it. */
+ * is encoded, about as much work as a step of a small model, so other answers go on; where no other
+ * row can be computed, part follows part. The next tile is the first one that is missing in the
+ * prompt of the client that was served least. Tiles are encoded only as prompts come to them: a
+ * prompt that continues a conversation needs none of those behind it. */
 #include "base/check.h"
 #include "engine/steps/sched_int.h"
 

@@ -1,11 +1,11 @@
 /* vision_rows: the rows of embeddings that an encoder of pictures makes of tiles.
  *
- *   vision_rows MODEL MMPROJ WIDTH PIXELS PATH THREADS
+ *   vision_rows MODEL MMPROJ WIDTH PIXELS PATH THREADS PART_COST
  *
  * MODEL is a directory, whose encoder is used if MMPROJ is "". WIDTH is that of the text model.
  * PIXELS is a file with the bytes of a picture's tiles, [tiles][3][edge][edge]. Writes the rows of
- * all tiles as float32. Tiles are begun twice, the first time in vain, and computed in descending
- * order. Run by tests/python/test_vision.py. */
+ * all tiles as float32. Tiles are computed in descending order. Before each tile another one is
+ * begun and left after some of its parts. Run by tests/python/test_vision.py. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -26,11 +26,14 @@ int main(int argc, char **argv) {
     struct vision *vision = NULL;
     char *pixels = NULL;
     size_t size = 0;
-    if (argc != 7) return 2;
+    if (argc != 8) return 2;
     const int width = (int)strtol(argv[3], NULL, 10), threads = (int)strtol(argv[6], NULL, 10);
     const struct cpu_options cpu = {.path = argv[5], .activations = CPU_F32, .threads = threads};
-    const struct vision_options options = {
-        .dir = argv[1], .mmproj = argv[2], .text_width = width, .threads = threads};
+    const struct vision_options options = {.dir = argv[1],
+                                           .mmproj = argv[2],
+                                           .text_width = width,
+                                           .threads = threads,
+                                           .part_cost = strtoll(argv[7], NULL, 10)};
     if (cpu_open(&cpu, &kern, &fault) || vision_open(kern, &options, &vision, &fault))
         return fail(&fault);
     CHECK(vision);
@@ -47,7 +50,8 @@ int main(int argc, char **argv) {
     for (int i = picture.tiles - 1; i >= 0; i--) {
         bool done = false;
         CHECK(vision_begin(vision, &picture, 0) == 0);
-        CHECK(vision_advance(vision, out, &done) == 0 && !done);
+        for (int part = 0; part <= i; part++)
+            CHECK(vision_advance(vision, out, &done) == 0 && !done);
         CHECK(vision_begin(vision, &picture, i) == 0);
         while (!done) CHECK(vision_advance(vision, out + (size_t)i * rows, &done) == 0);
     }

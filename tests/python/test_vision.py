@@ -16,11 +16,11 @@ def model(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("model"))
 
 
-def run(directory, tmp_path, mmproj="", path="reference", threads=1, tiles=TILES, width=TEXT["hidden_size"]):
+def run(directory, tmp_path, mmproj="", path="reference", threads=1, tiles=TILES, width=TEXT["hidden_size"], part_cost=0):
     driver = find_driver().with_name("vision_rows")
     pixels = tmp_path / "pixels"
     pixels.write_bytes(tiles.tobytes())
-    return subprocess.run([driver, directory, mmproj, str(width), pixels, path, str(threads)], capture_output=True)
+    return subprocess.run([driver, directory, mmproj, str(width), pixels, path, str(threads), str(part_cost)], capture_output=True)
 
 
 def rows_of(*args, tiles=TILES, **options):
@@ -45,6 +45,7 @@ def test_rows_are_those_of_an_independent_model(model, tmp_path, path):
     print(f"{path}: {np.abs(found - wanted).max():.1e}")
     for threads in (2, 3):
         assert rows_of(model, tmp_path, path=path, threads=threads).tobytes() == found.tobytes()
+    assert rows_of(model, tmp_path, path=path, part_cost=1).tobytes() == found.tobytes()  # parts of few rows
     for i in range(len(TILES)):  # a tile's rows depend on it alone
         assert rows_of(model, tmp_path, path=path, tiles=TILES[i:i + 1]).tobytes() == found[i].tobytes()
 
