@@ -32,7 +32,7 @@ struct vision_scratch {
 #define VISION_PART_COST ((int64_t)1 << 29)
 #define PART_BLOCK       32
 
-/* What is computed in one call of vision_advance: a stage of a layer for rows [row, row + at most
+/* Work of one call of vision_advance: a stage of a layer for rows [row, row + at most
  * part_rows) of the tile. */
 enum vision_stage { STAGE_PATCHES, STAGE_QKV, STAGE_ATTEND, STAGE_FF, STAGE_CONNECT, STAGES };
 
@@ -56,7 +56,7 @@ struct vision {
     float values[3][256]; /* picture_fill_values */
     float *pixels;        /* host memory, as scratch.pixels */
     int32_t *order;       /* [patches] the patches that a row of embeddings joins, side by side */
-    struct vision_part part; /* of the present tile: the next one */
+    struct vision_part part; /* the present tile's next one */
     int64_t part_cost;       /* multiplications of a part */
 };
 
@@ -505,7 +505,8 @@ int vision_begin(struct vision *vision, const struct picture *picture, int tile)
     const int patches = vision_patches(c);
     CHECK(picture->edge == c->form.tile_edge && tile >= 0 && tile < picture->tiles);
     cut_patches(vision, picture->pixels + (size_t)tile * 3 * edge * edge);
-    if (vision->part.stage == STAGE_ATTEND) kern->ops->release(kern, 0); /* of another tile */
+    if (vision->part.stage == STAGE_ATTEND)
+        kern->ops->release(kern, 0); /* entries of a tile that was left */
     vision->part = (struct vision_part){0};
     return kern->ops->upload(kern, s->pixels, vision->pixels,
                              (size_t)patches * (size_t)patch_pixels(c) * sizeof(float));
