@@ -5,9 +5,9 @@
 #include "base/check.h"
 #include "base/log.h"
 
-/* Encoded tiles are kept within so many bytes, but for one tile of each sequence that runs. */
+/* Encoded tiles are kept within so many bytes, or two of the largest tiles: while a prompt reads
+ * one, the next is encoded. */
 #define KEPT_BYTES ((int64_t)64 << 20)
-#define TILES_MOST 1024 /* each is looked at to find one */
 
 static bool is_asked_for(const struct engine *e) {
     return e->options.mmproj && e->options.mmproj[0];
@@ -55,14 +55,10 @@ static void plan_tiles(struct engine *e) {
     const struct vision *first = e->replicas[0].encoder;
     const struct vision_config *config = vision_config(first);
     struct encoder_plan *plan = &e->encoder;
-    const int64_t tile =
-        (int64_t)config->form.tile_tokens * config->text_width * (int64_t)sizeof(float);
-    const int64_t least = e->options.max_num_seqs + 1;
-    int64_t most = KEPT_BYTES / tile;
-    if (most > TILES_MOST) most = TILES_MOST;
-    if (most < least) most = least;
-    plan->tiles_max = (int)most;
-    plan->bytes = most * tile + (int64_t)vision_step_bytes(first);
+    const int64_t largest =
+        (int64_t)config->form.tile_tokens_max * vision_row_width(config) * (int64_t)sizeof(float);
+    plan->kept_bytes = KEPT_BYTES > 2 * largest ? KEPT_BYTES : 2 * largest;
+    plan->bytes = plan->kept_bytes + (int64_t)vision_step_bytes(first);
     plan->weight_bytes = (int64_t)vision_weight_bytes(first);
 }
 
@@ -81,10 +77,10 @@ static int open_encoders(struct engine *e, struct fault *fault) {
         rc = load_encoder(e, &e->replicas[i], fault);
     if (rc == 0 && !e->options.check_only) {
         const struct picture_form *form = &vision_config(e->replicas[0].encoder)->form;
-        log_info("pictures: tiles of %d x %d pixels, %d tokens each; %.1f MB of weights, %d "
-                 "encoded tiles are kept",
-                 form->tile_edge, form->tile_edge, form->tile_tokens,
-                 (double)e->encoder.weight_bytes * 1e-6, e->encoder.tiles_max);
+        log_info("pictures: at most %d tokens for a tile; %.1f MB of weights, %.1f MB of encoded "
+                 "tiles are kept",
+                 form->tile_tokens_max, (double)e->encoder.weight_bytes * 1e-6,
+                 (double)e->encoder.kept_bytes * 1e-6);
     }
     return rc;
 }
@@ -138,18 +134,16 @@ struct pictures_options encoder_options(const struct engine *e, const struct rep
     return (struct pictures_options){.encoder = replica->encoder,
                                      .begin = begin_encoder_tile,
                                      .advance = advance_encoder_tile,
-                                     .tile_tokens = config->form.tile_tokens,
-                                     .width = config->text_width,
-                                     .tiles_max = e->encoder.tiles_max};
+                                     .width = vision_row_width(config),
+                                     .bytes_max = e->encoder.kept_bytes};
 }
 
 void encoder_write_ids(const struct engine *e, const struct picture *picture, int tile,
                        int32_t *ids) {
     const struct vision *encoder = e->replicas[0].encoder;
-    const int count = vision_config(encoder)->form.tile_tokens;
     uint32_t words[SHA256_BYTES / sizeof(uint32_t)];
     const int each = (int)(sizeof words / sizeof *words);
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < picture->tile_tokens; i++) {
         if (i % each == 0) {
             const uint32_t place[2] = {(uint32_t)tile, (uint32_t)(i / each)};
             uint8_t digest[SHA256_BYTES];

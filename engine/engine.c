@@ -97,12 +97,12 @@ static int refuse_picture_rows(struct fault *fault, const char *what) {
 /* Checks one tile's rows, which begin behind row `behind` of the prompt. */
 static int check_tile(const struct engine *e, const struct engine_request *r,
                       const struct picture_rows *rows, size_t behind, struct fault *fault) {
-    const struct picture_form *form = e->info.pictures;
-    const size_t count = (size_t)form->tile_tokens;
     if (rows->picture < 0 || rows->picture >= r->picture_count)
         return refuse_picture_rows(fault, "that is not there");
     const struct picture *picture = r->pictures[rows->picture];
-    if (rows->tile < 0 || rows->tile >= picture->tiles || picture->edge != form->tile_edge)
+    const size_t count = (size_t)picture->tile_tokens;
+    if (rows->tile < 0 || rows->tile >= picture->tiles || rows->count != picture->tile_tokens ||
+        !picture_is_of_form(picture, e->info.pictures))
         return refuse_picture_rows(fault, "that is made for another model");
     if (rows->at < behind || rows->at + count > (size_t)r->prompt_count)
         return refuse_picture_rows(fault, "lie outside of the prompt or over each other");
@@ -127,7 +127,7 @@ static int check_pictures(const struct engine *e, const struct engine_request *r
     int rc = 0;
     for (int i = 0; i < r->picture_row_count && rc == 0; i++) {
         rc = check_tile(e, r, &r->picture_rows[i], behind, fault);
-        behind = r->picture_rows[i].at + (size_t)e->info.pictures->tile_tokens;
+        behind = r->picture_rows[i].at + (size_t)r->picture_rows[i].count;
     }
     return rc;
 }
@@ -138,8 +138,7 @@ static int check_token_ids(const struct engine *e, const struct engine_request *
     const struct picture_rows *rows = r->picture_rows, *end = rows + r->picture_row_count;
     for (int32_t i = 0; i < r->prompt_count; i++)
         if (rows < end && (size_t)i == rows->at) {
-            i += e->info.pictures->tile_tokens - 1;
-            rows++;
+            i += rows++->count - 1;
         } else if (r->prompt[i] < 0 || r->prompt[i] >= vocab)
             return fault_set(fault, ERR_INVALID, "prompt",
                              "token id %d at index %d is not in the vocabulary (0..%d)",

@@ -111,8 +111,8 @@ struct engine_found {
     int64_t pool_bytes; /* the cache of one rank; a start with this as kv_pool_bytes is the same */
     int64_t memory_bytes;       /* the most that a start takes: weights, caches, buffers, texts */
     int64_t conversation_bytes; /* at the budget, or at max_model_len without one */
-    int tile_tokens;            /* tokens of a tile of a picture; 0: the model takes no pictures */
-    int draft_places; /* tokens that the draft model remembers of a text; 0: there is none */
+    int tile_tokens_max; /* most tokens of a tile of a picture; 0: the model takes no pictures */
+    int draft_places;    /* tokens that the draft model remembers of a text; 0: there is none */
     int64_t draft_text_bytes;
     int32_t eos[ENGINE_ENDS_MAX];
     int eos_count;
@@ -485,7 +485,7 @@ bool engine_can_show(const struct engine *engine, const char *text, size_t size)
 /* Returns the vocabulary's own spelling of a token, which is valid UTF-8; 0 for ids outside the
  * vocabulary. */
 size_t engine_token_name(const struct engine *engine, int32_t id, const char **name);
-/* Writes the ids of the rows that show a tile, [tile_tokens] (struct picture). Each holds 30 bits
+/* Writes the ids of the rows that show a tile, [picture->tile_tokens]. Each holds 30 bits
  * of SHA-256 sums of the encoder's weights, the picture's digest, and the tile and its row. So
  * equal ids mean equal entries, in any process with this model: prompts, conversations and their
  * files are compared by ids alone. Needs engine_info.pictures. Any thread. */

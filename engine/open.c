@@ -690,7 +690,7 @@ static void fill_found(struct engine *e, const struct sched_options *so,
              model_gates_cached(model_of(e)));
     found->pool_bytes = so->pages_total * so->page_bytes;
     found->memory_bytes = memory_of(e, so);
-    if (e->info.pictures) found->tile_tokens = e->info.pictures->tile_tokens;
+    if (e->info.pictures) found->tile_tokens_max = e->info.pictures->tile_tokens_max;
     found->draft_places = e->draft.places;
     found->draft_text_bytes = e->draft.text_pages * e->draft.page_bytes;
     found->tool_template = e->info.tool_template ? mem_must_strdup(e->info.tool_template) : NULL;

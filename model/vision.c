@@ -342,7 +342,7 @@ static int open_scratch(struct vision *vision, bool check_only, struct fault *fa
         {&s->qkv, patches, 3 * c->width},
         {&s->up, patches, c->ff},
         {&s->ff, patches, c->ff},
-        {&s->rows, c->form.tile_tokens, c->text_width},
+        {&s->rows, c->form.tile_tokens_max, c->text_width},
     };
     struct kern_cache_info info = {0};
     const struct kern_cache_options cache = cache_of(vision, &info);
@@ -503,7 +503,7 @@ int vision_begin(struct vision *vision, const struct picture *picture, int tile)
     struct kern *kern = vision->kern;
     const size_t edge = (size_t)c->form.tile_edge;
     const int patches = vision_patches(c);
-    CHECK(picture->edge == c->form.tile_edge && tile >= 0 && tile < picture->tiles);
+    CHECK(picture_is_of_form(picture, &c->form) && tile >= 0 && tile < picture->tiles);
     cut_patches(vision, picture->pixels + (size_t)tile * 3 * edge * edge);
     if (vision->part.stage == STAGE_ATTEND)
         kern->ops->release(kern, 0); /* entries of a tile that was left */
@@ -596,7 +596,7 @@ static int connect_patches(struct vision *vision, float *out) {
     const struct vision_config *c = &vision->config;
     const struct vision_scratch *s = &vision->scratch;
     struct kern *kern = vision->kern;
-    const int patches = vision_patches(c), rows = c->form.tile_tokens;
+    const int patches = vision_patches(c), rows = c->form.tile_tokens_max;
     kern->ops->layer_norm(kern, s->norm, s->x, vision->last_norm, vision->last_norm_bias, patches,
                           c->width, c->eps);
     kern->ops->gather_rows(kern, s->heads, s->norm, vision->order, patches, c->width);

@@ -33,8 +33,9 @@ struct vision_config {
     int table_side; /* positions of a side in the table of positions */
     int side;       /* patches of a tile's side */
     int merge;      /* patches of a side that one row of embeddings joins */
-    int text_width; /* numbers of such a row */
-    float eps;      /* the norms' */
+    int text_width; /* numbers of such a row, but for `deep` */
+    int deep;  /* further embeddings of a row, for the text model's first layers; see kern_given */
+    float eps; /* the norms' */
 };
 
 /* Reads what a directory says about pictures (config.json, preprocessor_config.json or
@@ -49,6 +50,11 @@ int vision_position(const struct vision_config *config, int at);
 
 static inline int vision_patches(const struct vision_config *config) {
     return config->side * config->side;
+}
+
+/* Numbers of a row of embeddings. */
+static inline int vision_row_width(const struct vision_config *config) {
+    return config->text_width * (1 + config->deep);
 }
 
 struct vision;
@@ -78,7 +84,7 @@ size_t vision_step_bytes(const struct vision *vision); /* activations and cache 
 /* Begins a tile, whatever was encoded of another one. */
 int vision_begin(struct vision *vision, const struct picture *picture, int tile);
 /* Does the next part. *done: it was the last one, and `out`, host memory, has the tile's rows,
- * [form.tile_tokens, text_width]. An error is the backend's. */
+ * [picture->tile_tokens, vision_row_width]. An error is the backend's. */
 int vision_advance(struct vision *vision, float *out, bool *done);
 
 #endif

@@ -43,7 +43,8 @@ static int fill_sides(struct vision_config *out, int table_edge, struct fault *f
         return fault_set(fault, ERR_INVALID, "hidden_size",
                          "%d numbers in %d heads: expected an even number for each", out->width,
                          out->heads);
-    form->tile_tokens = out->side / out->merge * (out->side / out->merge);
+    form->token_edge = out->patch * out->merge;
+    form->tile_tokens_max = out->side / out->merge * (out->side / out->merge);
     return picture_check_form(form, fault);
 }
 

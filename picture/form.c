@@ -28,7 +28,7 @@ int picture_check_form(const struct picture_form *form, struct fault *fault) {
         return fault_set(fault, ERR_INVALID, "size.longest_edge",
                          "a picture of %d pixels has more than %d tiles of %d pixels",
                          form->longest_edge, PICTURE_TILES_MAX, form->tile_edge);
-    if (form->tile_tokens < 1)
+    if (form->token_edge < 1 || form->token_edge > form->tile_edge)
         return fault_set(fault, ERR_INVALID, "max_image_size.longest_edge",
                          "a tile of %d pixels has no token", form->tile_edge);
     if (!isfinite(form->rescale))
@@ -41,6 +41,16 @@ int picture_check_form(const struct picture_form *form, struct fault *fault) {
                              "expected finite numbers other than 0");
     }
     return 0;
+}
+
+bool picture_is_of_form(const struct picture *picture, const struct picture_form *form) {
+    const bool fixed = form->tile_edge > 0;
+    return picture->tile_rows == picture->tile_height / form->token_edge &&
+           picture->tile_columns == picture->tile_width / form->token_edge &&
+           picture->tile_tokens == picture->tile_rows * picture->tile_columns &&
+           picture->tile_tokens <= form->tile_tokens_max &&
+           (!fixed ||
+            (picture->tile_width == form->tile_edge && picture->tile_height == form->tile_edge));
 }
 
 void picture_fill_values(const struct picture_form *form, float values[3][256]) {

@@ -46,13 +46,15 @@ enum picture_filter {
 struct picture_form {
     enum picture_kind kind;
     enum picture_filter filter;
-    int longest_edge;   /* the longer side is resized to this first ("size.longest_edge") */
-    int tile_edge;      /* pixels of a tile's side ("max_image_size.longest_edge") */
-    bool splits;        /* do_image_splitting: false = the whole picture as one tile, no others */
-    int tile_tokens;    /* rows of embeddings of one tile: (tile_edge / patch / scale_factor)^2 */
-    double rescale;     /* rescale_factor, usually 1 / 255 */
-    float mean[3];      /* "image_mean", of red, green, blue */
-    float deviation[3]; /* "image_std" */
+    int token_edge;      /* pixels of the side of the square that one row of embeddings shows */
+    int tile_tokens_max; /* rows of embeddings of a tile, at most */
+    int tile_edge;       /* pixels of a tile's side ("max_image_size.longest_edge"); 0: a picture's
+                            own shape decides */
+    int longest_edge;    /* the longer side is resized to this first ("size.longest_edge") */
+    bool splits;         /* do_image_splitting: false = the whole picture as one tile, no others */
+    double rescale;      /* rescale_factor, usually 1 / 255 */
+    float mean[3];       /* "image_mean", of red, green, blue */
+    float deviation[3];  /* "image_std" */
 };
 
 /* Checks that the numbers are possible: ERR_INVALID or ERR_UNSUPPORTED; the field is that of
@@ -74,14 +76,19 @@ struct picture {
     int tiles;         /* in the order in which the encoder and the prompt have them */
     int rows, columns; /* the grid of the tiles but the last, which shows the whole picture;
                           0, 0: there is one tile only */
-    int edge;          /* pixels of a tile's side */
-    int tile_tokens;   /* rows of embeddings of a tile */
-    int width, height; /* the file's, for reports */
-    uint8_t *pixels;   /* [tiles][3][edge][edge]: bytes, which picture_fill_values makes numbers */
+    int tile_width, tile_height; /* pixels; all tiles are equal */
+    int tile_rows, tile_columns; /* the grid of a tile's rows of embeddings, row after row */
+    int tile_tokens;             /* rows of embeddings of a tile: tile_rows * tile_columns */
+    int width, height;           /* the file's, for reports */
+    uint8_t *pixels; /* [tiles][3][tile_height][tile_width]: bytes, which picture_fill_values makes
+                        numbers */
     uint8_t digest[SHA256_BYTES]; /* over the tiles and their order: equal digests, equal
                                      embeddings under the same model */
     int counts;                   /* owned by picture_hold and picture_drop */
 };
+
+/* Returns whether a picture's tiles have a shape that this form makes. */
+bool picture_is_of_form(const struct picture *picture, const struct picture_form *form);
 
 /* Reads a PNG, JPEG or WebP file. Pixels under transparent ones are white. The orientation that a
  * camera noted in the file is not applied, as in the published processors. Errors have no field:
@@ -104,9 +111,10 @@ void picture_write_prompt(enum picture_kind kind, const struct picture *picture,
 struct picture *picture_hold(struct picture *picture); /* returns its argument */
 void picture_drop(struct picture *picture);            /* NULL allowed */
 
-/* Rows of a prompt whose embeddings come from a tile: `tile_tokens` rows from row `at`. */
+/* Rows of a prompt whose embeddings come from a tile: `count` rows from row `at`. */
 struct picture_rows {
     size_t at;
+    int count;   /* the picture's tile_tokens */
     int picture; /* index of the request's pictures */
     int tile;
 };

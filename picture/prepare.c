@@ -45,14 +45,16 @@ static void stretch_to_tiles(int edge, int *width, int *height) {
 
 /* --- tiles --- */
 
-/* Copies a square of `from` into the tile, channel after channel. */
-static void cut_tile(const struct picture_rgb *from, int left, int top, int edge, uint8_t *tile) {
-    for (int y = 0; y < edge; y++) {
+/* Copies a part of `from`, of a tile's size, into the tile, channel after channel. */
+static void cut_tile(const struct picture_rgb *from, int left, int top,
+                     const struct picture *picture, uint8_t *tile) {
+    const size_t width = (size_t)picture->tile_width, height = (size_t)picture->tile_height;
+    for (size_t y = 0; y < height; y++) {
         const uint8_t *row =
-            from->pixels + ((size_t)(top + y) * (size_t)from->width + (size_t)left) * 3;
-        for (int c = 0; c < 3; c++) {
-            uint8_t *to = tile + ((size_t)c * (size_t)edge + (size_t)y) * (size_t)edge;
-            for (int x = 0; x < edge; x++) to[x] = row[x * 3 + c];
+            from->pixels + (((size_t)top + y) * (size_t)from->width + (size_t)left) * 3;
+        for (size_t c = 0; c < 3; c++) {
+            uint8_t *to = tile + (c * height + y) * width;
+            for (size_t x = 0; x < width; x++) to[x] = row[x * 3 + c];
         }
     }
 }
@@ -64,7 +66,7 @@ static void add_digest_number(struct sha256_stream *stream, int number) {
 }
 
 static size_t tile_bytes(const struct picture *picture) {
-    return 3 * (size_t)picture->edge * (size_t)picture->edge;
+    return 3 * (size_t)picture->tile_width * (size_t)picture->tile_height;
 }
 
 static void digest_tiles(struct picture *picture) {
@@ -72,7 +74,8 @@ static void digest_tiles(struct picture *picture) {
     sha256_begin(&stream);
     add_digest_number(&stream, picture->rows);
     add_digest_number(&stream, picture->columns);
-    add_digest_number(&stream, picture->edge);
+    add_digest_number(&stream, picture->tile_width);
+    add_digest_number(&stream, picture->tile_height);
     add_digest_number(&stream, picture->tile_tokens);
     sha256_add(&stream, picture->pixels, (size_t)picture->tiles * tile_bytes(picture));
     sha256_end(&stream, picture->digest);
@@ -88,25 +91,24 @@ static int no_memory(struct fault *fault) {
     return fault_set(fault, ERR_NOMEM, NULL, "not enough memory for the picture");
 }
 
-static int open_picture(const struct picture_rgb *rgb, const struct picture_form *form, int rows,
-                        int columns, struct picture **out, struct fault *fault) {
-    const int tiles = rows * columns + 1;
-    if (tiles > PICTURE_TILES_MAX)
+/* Allocates a picture of `shape`, which says how many tiles of which size it has. */
+static int open_picture(const struct picture_rgb *rgb, const struct picture_form *form,
+                        const struct picture *shape, struct picture **out, struct fault *fault) {
+    if (shape->tiles > PICTURE_TILES_MAX)
         return fault_set(fault, ERR_LIMIT, NULL, "the picture has %d tiles, at most %d are read",
-                         tiles, PICTURE_TILES_MAX);
+                         shape->tiles, PICTURE_TILES_MAX);
     struct picture *picture = mem_try_alloc(1, sizeof *picture);
     if (!picture) return no_memory(fault);
-    *picture = (struct picture){.tiles = tiles,
-                                .rows = rows,
-                                .columns = columns,
-                                .edge = form->tile_edge,
-                                .tile_tokens = form->tile_tokens,
-                                .width = rgb->width,
-                                .height = rgb->height,
-                                .counts = 1};
+    *picture = *shape;
+    picture->tile_rows = shape->tile_height / form->token_edge;
+    picture->tile_columns = shape->tile_width / form->token_edge;
+    picture->tile_tokens = picture->tile_rows * picture->tile_columns;
+    picture->width = rgb->width;
+    picture->height = rgb->height;
+    picture->counts = 1;
     const int64_t bytes = picture_bytes(picture);
     const bool fits = atomic_fetch_add(&prepared_bytes, bytes) + bytes <= PICTURE_MEMORY_MAX;
-    if (fits) picture->pixels = mem_try_alloc((size_t)tiles, tile_bytes(picture));
+    if (fits) picture->pixels = mem_try_alloc((size_t)picture->tiles, tile_bytes(picture));
     *out = picture;
     if (picture->pixels) return 0;
     picture_drop(picture);
@@ -123,9 +125,9 @@ static int fill_tiles(const struct picture_rgb *from, const struct picture_form 
     uint8_t *tile = picture->pixels;
     for (int row = 0; row < picture->rows; row++)
         for (int column = 0; column < picture->columns; column++, tile += tile_bytes(picture))
-            cut_tile(from, column * edge, row * edge, edge, tile);
+            cut_tile(from, column * edge, row * edge, picture, tile);
     if (picture_resize(from, edge, edge, form->filter, &whole)) return no_memory(fault);
-    cut_tile(&whole, 0, 0, edge, tile);
+    cut_tile(&whole, 0, 0, picture, tile);
     mem_free(whole.pixels);
     digest_tiles(picture);
     return 0;
@@ -146,7 +148,12 @@ int picture_prepare(const struct picture_rgb *rgb, const struct picture_form *fo
         columns = width / form->tile_edge;
     }
     if (rows * columns == 1) rows = columns = 0;
-    int rc = open_picture(rgb, form, rows, columns, out, fault);
+    const struct picture shape = {.tiles = rows * columns + 1,
+                                  .rows = rows,
+                                  .columns = columns,
+                                  .tile_width = form->tile_edge,
+                                  .tile_height = form->tile_edge};
+    int rc = open_picture(rgb, form, &shape, out, fault);
     if (!rc && splits && picture_resize(&scaled, width, height, form->filter, &stretched))
         rc = no_memory(fault);
     if (!rc) rc = fill_tiles(splits ? &stretched : &scaled, form, *out, fault);

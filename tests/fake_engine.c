@@ -123,9 +123,10 @@ static enum engine_pooling fake_pooling(const char *name) {
 static const struct picture_form fake_form = {.kind = PICTURE_IDEFICS3,
                                               .filter = PICTURE_LANCZOS,
                                               .longest_edge = 128,
+                                              .token_edge = 32,
+                                              .tile_tokens_max = 4,
                                               .tile_edge = 64,
                                               .splits = true,
-                                              .tile_tokens = 4,
                                               .rescale = 1.0 / 255,
                                               .mean = {0.5f, 0.5f, 0.5f},
                                               .deviation = {0.5f, 0.5f, 0.5f}};

@@ -1,7 +1,7 @@
 /* Encoded tiles of pictures: rows of embeddings that stand in prompts in place of tokens'.
  *
  * A tile is known by its picture's digest and its number, so a picture is encoded once for all
- * requests that show it, as long as its rows are kept: of `tiles_max` tiles those that were used
+ * requests that show it, as long as its rows are kept: within `bytes_max` those that were used
  * last. They are encoded one at a time, part by part, between steps (sched_pictures.c). A tile that
  * was begun is finished, whoever asked for it: the encoder has its pixels.
  *
@@ -14,29 +14,36 @@
 
 #include "picture/picture.h"
 
+#define PICTURES_BUCKETS 1024 /* a power of 2 */
+
 struct pictures_options {
     void *encoder; /* NULL: the model sees no pictures */
     /* Begins a tile, and does the next part of it: vision_begin, vision_advance (model/vision.h).
      */
     int (*begin)(void *encoder, const struct picture *picture, int tile);
     int (*advance)(void *encoder, float *out, bool *done);
-    int tile_tokens, width; /* rows of a tile, numbers of a row */
-    int tiles_max;          /* at least 2 */
+    int width;         /* numbers of a row */
+    int64_t bytes_max; /* of all tiles' rows; at least two of the largest tile */
 };
 
 struct picture_tile {
     uint8_t digest[SHA256_BYTES];
     int tile;
-    float *rows;  /* [tile_tokens, width]; owned. NULL: the place was never used */
-    bool ready;   /* the rows are there */
-    uint64_t use; /* the number of its last use; 0: the place is free */
+    float *rows; /* [tile_tokens, width]; owned */
+    int64_t bytes;
+    uint64_t needed_in;        /* pictures.round of the last pictures_need */
+    struct picture_tile *next; /* of its bucket */
+    struct picture_tile *older, *newer;
 };
 
 struct pictures {
     struct pictures_options options;
-    struct picture_tile *tiles; /* [tiles_max] */
-    uint64_t uses;
-    struct picture_tile *present; /* is being encoded; NULL: none is */
+    struct picture_tile *buckets[PICTURES_BUCKETS]; /* of all encoded tiles */
+    struct picture_tile *oldest, *newest;           /* the same, by their last use */
+    struct picture_tile *present;                   /* is being encoded; NULL: none is */
+    int64_t bytes;                                  /* of all encoded tiles and the present one */
+    uint64_t round;
+    int64_t needed; /* bytes of the tiles that are needed in this round */
 };
 
 void pictures_open(struct pictures *pictures, const struct pictures_options *options);
@@ -44,8 +51,17 @@ void pictures_close(struct pictures *pictures);
 
 /* Returns the rows of a tile, valid until the next pictures_begin; NULL: it must be encoded. */
 const float *pictures_find(struct pictures *pictures, const struct picture *picture, int tile);
-/* Begins a tile that is not there, while none is present, in the place of the one that was used
- * least recently. ERR_NOMEM: there is no memory for its rows. Another error is the encoder's. */
+
+/* What is begun next leaves the tiles in memory that were needed since the last pictures_release:
+ * one that a prompt is reading is not encoded twice for it. */
+void pictures_release(struct pictures *pictures);
+/* Returns whether the tile is encoded. */
+bool pictures_need(struct pictures *pictures, const struct picture *picture, int tile);
+/* Returns whether a tile of the picture fits beside those that are needed. */
+bool pictures_have_room(const struct pictures *pictures, const struct picture *picture);
+/* Begins a tile that is not there, while none is present and it has room, in the place of those
+ * that were used least recently. ERR_NOMEM: there is no memory for its rows. Another error is the
+ * encoder's. */
 int pictures_begin(struct pictures *pictures, const struct picture *picture, int tile);
 /* Does the next part of the present tile. On an error no tile is present. */
 int pictures_advance(struct pictures *pictures);

@@ -4,18 +4,21 @@
  * is encoded, about as much work as a step of a small model, so other answers go on; where no other
  * row can be computed, part follows part. The next tile is the first one that is missing in the
  * prompt of the client that was served least. Tiles are encoded only as prompts come to them: a
- * prompt that continues a conversation needs none of those behind it. */
+ * prompt that continues a conversation needs none of those behind it. Where the tiles that prompts
+ * are reading fill the memory, the next one waits until they are read. */
 #include "base/check.h"
 #include "engine/steps/sched_int.h"
 
+static int64_t rows_end(const struct picture_rows *rows) {
+    return (int64_t)rows->at + rows->count;
+}
+
 /* Returns the index of the first tile of the request that ends behind row `at` of the prompt. */
-static int first_behind(const struct sched *sched, const struct engine_request *request,
-                        int32_t at) {
-    const int64_t each = sched->options.pictures.tile_tokens;
+static int first_behind(const struct engine_request *request, int32_t at) {
     int low = 0, high = request->picture_row_count;
     while (low < high) {
         const int middle = low + (high - low) / 2;
-        if ((int64_t)request->picture_rows[middle].at + each > at)
+        if (rows_end(&request->picture_rows[middle]) > at)
             high = middle;
         else
             low = middle + 1;
@@ -32,8 +35,7 @@ int32_t sched_rows_to_picture(struct sched *sched, const struct sequence *seq, i
     const struct engine_request *request = &seq->job->request;
     const int64_t from = seq->due.tokens, end = from + most;
     if (most <= 0) return most;
-    for (int i = first_behind(sched, request, seq->due.tokens); i < request->picture_row_count;
-         i++) {
+    for (int i = first_behind(request, seq->due.tokens); i < request->picture_row_count; i++) {
         const struct picture_rows *rows = &request->picture_rows[i];
         const int64_t at = (int64_t)rows->at;
         if (at >= end) break;
@@ -45,12 +47,11 @@ int32_t sched_rows_to_picture(struct sched *sched, const struct sequence *seq, i
 void sched_give_pictures(struct sched *sched, struct sched_step *step, const struct sequence *seq,
                          const struct kern_span *span) {
     const struct engine_request *request = &seq->job->request;
-    const int64_t each = sched->options.pictures.tile_tokens, from = span->pos,
-                  end = from + span->count;
-    for (int i = first_behind(sched, request, span->pos); i < request->picture_row_count; i++) {
+    const int64_t from = span->pos, end = from + span->count;
+    for (int i = first_behind(request, span->pos); i < request->picture_row_count; i++) {
         const struct picture_rows *rows = &request->picture_rows[i];
         const int64_t at = (int64_t)rows->at, first = at > from ? at : from,
-                      last = at + each < end ? at + each : end;
+                      last = rows_end(rows) < end ? rows_end(rows) : end;
         if (at >= end) break;
         const float *found = find_rows(sched, request, rows);
         CHECK(found); /* sched_rows_to_picture has found it */
@@ -63,18 +64,25 @@ void sched_give_pictures(struct sched *sched, struct sched_step *step, const str
 }
 
 /* Returns the first tile that the sequence's prompt comes to and that is not encoded; NULL: none.
- */
+ * The tile that it reads next is needed until then. */
 static const struct picture_rows *missing_tile(struct sched *sched, const struct sequence *seq) {
     const struct engine_request *request = &seq->job->request;
     if (!seq_prefilling(seq) || seq->finish != ENGINE_RUNNING) return NULL;
-    for (int i = first_behind(sched, request, seq->due.tokens); i < request->picture_row_count; i++)
-        if (!find_rows(sched, request, &request->picture_rows[i])) return &request->picture_rows[i];
+    const int next = first_behind(request, seq->due.tokens);
+    for (int i = next; i < request->picture_row_count; i++) {
+        const struct picture_rows *rows = &request->picture_rows[i];
+        const struct picture *picture = request->pictures[rows->picture];
+        if (i == next ? !pictures_need(&sched->pictures, picture, rows->tile)
+                      : !pictures_find(&sched->pictures, picture, rows->tile))
+            return rows;
+    }
     return NULL;
 }
 
 /* Returns the running sequence whose tile is encoded next; NULL: no tile is missing. */
 static struct sequence *find_tile_client(struct sched *sched, const struct picture_rows **rows) {
     struct sequence *next = NULL;
+    pictures_release(&sched->pictures);
     for (int i = 0; i < sched->running; i++) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
         const struct picture_rows *missing = missing_tile(sched, seq);
@@ -95,7 +103,9 @@ int sched_encode(struct sched *sched) {
         const struct picture_rows *rows = NULL;
         struct sequence *seq = find_tile_client(sched, &rows);
         if (!seq) return 0;
-        int rc = pictures_begin(pictures, seq->job->request.pictures[rows->picture], rows->tile);
+        const struct picture *picture = seq->job->request.pictures[rows->picture];
+        if (!pictures_have_room(pictures, picture)) return 0;
+        int rc = pictures_begin(pictures, picture, rows->tile);
         if (rc == ERR_NOMEM) {
             sched_fail_job(sched, seq->job, rc, "no memory for the rows of a picture");
             sched->encoded = true; /* the job's end is work */

@@ -11,9 +11,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 static const struct picture_form fuzz_form = {.kind = PICTURE_IDEFICS3,
                                               .filter = PICTURE_LANCZOS,
                                               .longest_edge = 32,
+                                              .token_edge = 16,
+                                              .tile_tokens_max = 1,
                                               .tile_edge = 16,
                                               .splits = true,
-                                              .tile_tokens = 1,
                                               .rescale = 1.0 / 255,
                                               .deviation = {1, 1, 1}};
 

@@ -42,10 +42,13 @@ int main(int argc, char **argv) {
     const size_t tile = 3 * (size_t)form->tile_edge * (size_t)form->tile_edge;
     CHECK(size > 0 && size % tile == 0);
     const struct picture picture = {.tiles = (int)(size / tile),
-                                    .edge = form->tile_edge,
-                                    .tile_tokens = form->tile_tokens,
+                                    .tile_width = form->tile_edge,
+                                    .tile_height = form->tile_edge,
+                                    .tile_rows = form->tile_edge / form->token_edge,
+                                    .tile_columns = form->tile_edge / form->token_edge,
+                                    .tile_tokens = form->tile_tokens_max,
                                     .pixels = (uint8_t *)pixels};
-    const size_t rows = (size_t)form->tile_tokens * (size_t)width;
+    const size_t rows = (size_t)form->tile_tokens_max * (size_t)width;
     float *out = mem_must_alloc((size_t)picture.tiles * rows, sizeof *out);
     for (int i = picture.tiles - 1; i >= 0; i--) {
         bool done = false;

@@ -250,6 +250,7 @@ static int begin_tile(void *encoder, const struct picture *picture, int tile) {
     struct world *w = encoder;
     w->picture = picture->digest[0];
     w->tile = tile;
+    w->tile_rows = picture->tile_tokens;
     w->parts = 0;
     return 0;
 }
@@ -258,7 +259,7 @@ static int advance_tile(void *encoder, float *out, bool *done) {
     struct world *w = encoder;
     int rc = fails(WORLD_ENCODE);
     *done = ++w->parts == WORLD_TILE_PARTS;
-    for (int i = 0; *done && i < WORLD_TILE; i++)
+    for (int i = 0; *done && i < w->tile_rows; i++)
         out[i] = (float)world_picture_row(w->picture, w->tile, i);
     return rc;
 }
@@ -600,9 +601,8 @@ void world_open(struct world *w, const struct world_options *options) {
         .pictures = {.encoder = o->tiles > 0 ? w : NULL,
                      .begin = begin_tile,
                      .advance = advance_tile,
-                     .tile_tokens = WORLD_TILE,
                      .width = 1,
-                     .tiles_max = o->tiles},
+                     .bytes_max = (int64_t)o->tiles * WORLD_TILE * (int64_t)sizeof(float)},
         .row_entries = o->row_entries > 0 ? o->row_entries : KV_ROW_ENTRIES,
         .clients_max = o->clients > 0 ? o->clients : 32,
     };

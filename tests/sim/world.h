@@ -50,7 +50,7 @@ struct world_options {
 
 /* Pictures. The encoder makes of each row of a tile one number, world_picture_row, which the fake
  * model takes for a token: a prompt with these tokens has the same answer. */
-enum { WORLD_TILE = 5, WORLD_TILE_PARTS = 3 }; /* rows of a tile, parts of its work */
+enum { WORLD_TILE = 5, WORLD_TILE_PARTS = 3 }; /* most rows of a tile, parts of its work */
 static inline int32_t world_picture_row(int picture, int tile, int row) {
     return WORLD_VOCAB + picture * 1000 + tile * 10 + row;
 }
@@ -89,10 +89,10 @@ struct world {
     int draft_rows; /* rows of its steps so far */
     /* The only number of a hidden state is the token of its row. */
     float wanted_hidden[WORLD_WANTED], draft_hidden[DRAFTER_ASKED];
-    int32_t *draft_tokens;    /* [draft_texts][draft_places] in the draft model's cache */
-    int32_t *tokens;          /* [rows] of the step, with those that pictures stand for */
-    int picture, tile, parts; /* the present tile, whose digest begins with the picture's number,
-                                 and the parts of its work that are done */
+    int32_t *draft_tokens; /* [draft_texts][draft_places] in the draft model's cache */
+    int32_t *tokens;       /* [rows] of the step, with those that pictures stand for */
+    int picture, tile, tile_rows, parts; /* the present tile, whose digest begins with the picture's
+                                            number, and the parts of its work that are done */
     struct world_options options;
     struct sched sched;
     atomic_int places, pending; /* counters of the engine */

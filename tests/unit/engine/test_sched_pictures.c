@@ -22,6 +22,11 @@ static int32_t id_of(int picture, int tile, int row) {
     return ENGINE_PICTURE_IDS + world_picture_row(picture, tile, row);
 }
 
+/* Tiles of pictures with even numbers are smaller. */
+static int rows_of(int picture) {
+    return picture % 2 ? WORLD_TILE : WORLD_TILE - 2;
+}
+
 /* The pictures stand behind 7 tokens each, their tiles behind one each. */
 static void make(struct asked *asked, int number, int count, const int *which,
                  struct engine_kv kv) {
@@ -32,12 +37,14 @@ static void make(struct asked *asked, int number, int count, const int *which,
     size_t at = 0;
     int all = 0;
     for (int i = 0; i < count; i++) {
-        pictures[which[i]] = (struct picture){.tiles = TILES, .digest = {(uint8_t)which[i]}};
+        pictures[which[i]] = (struct picture){
+            .tiles = TILES, .tile_tokens = rows_of(which[i]), .digest = {(uint8_t)which[i]}};
         asked->shown[i] = &pictures[which[i]];
         at += 7;
-        for (int tile = 0; tile < TILES; tile++, at += WORLD_TILE + 1) {
-            asked->rows[all++] = (struct picture_rows){.at = at, .picture = i, .tile = tile};
-            for (int k = 0; k < WORLD_TILE; k++) {
+        for (int tile = 0; tile < TILES; tile++, at += (size_t)rows_of(which[i]) + 1) {
+            asked->rows[all++] = (struct picture_rows){
+                .at = at, .count = rows_of(which[i]), .picture = i, .tile = tile};
+            for (int k = 0; k < rows_of(which[i]); k++) {
                 asked->prompt[at + (size_t)k] = id_of(which[i], tile, k);
                 asked->tokens[at + (size_t)k] = world_picture_row(which[i], tile, k);
             }
@@ -278,4 +285,59 @@ Test(pictures, memory_for_a_tile_is_the_request_s) {
     world_close(&w);
     engine_job_close(&talk);
     close_both(&asked);
+}
+
+static int begin_nothing(void *encoder, const struct picture *picture, int tile) {
+    (void)encoder;
+    (void)picture;
+    (void)tile;
+    return 0;
+}
+
+static int write_ones(void *encoder, float *out, bool *done) {
+    (void)encoder;
+    out[0] = 1;
+    *done = true;
+    return 0;
+}
+
+static void encode_tile(struct pictures *kept, const struct picture *picture, int tile) {
+    cr_assert(pictures_have_room(kept, picture));
+    cr_assert_eq(pictures_begin(kept, picture, tile), 0);
+    cr_assert_null(pictures_find(kept, picture, tile), "not before it is done");
+    cr_assert_eq(pictures_advance(kept), 0);
+    cr_assert_null(kept->present);
+}
+
+/* Small tiles make room for a large one; needed ones stay. */
+Test(pictures, are_kept_within_bytes) {
+    const struct picture small = {.tiles = 9, .tile_tokens = 2, .digest = {1}},
+                         large = {.tiles = 9, .tile_tokens = 5, .digest = {2}};
+    struct pictures kept;
+    const struct pictures_options options = {.encoder = &kept,
+                                             .begin = begin_nothing,
+                                             .advance = write_ones,
+                                             .width = 3,
+                                             .bytes_max = 10 * 3 * sizeof(float)};
+    pictures_open(&kept, &options);
+    for (int tile = 0; tile < 5; tile++) encode_tile(&kept, &small, tile);
+    cr_assert_eq(kept.bytes, options.bytes_max);
+    cr_assert_not_null(pictures_find(&kept, &small, 0));
+    encode_tile(&kept, &large, 0);
+    cr_assert_not_null(pictures_find(&kept, &small, 0), "was used last");
+    for (int tile = 1; tile < 4; tile++) cr_assert_null(pictures_find(&kept, &small, tile));
+    cr_assert_not_null(pictures_find(&kept, &small, 4));
+    cr_assert_eq(kept.bytes, 9 * 3 * sizeof(float));
+    pictures_release(&kept);
+    cr_assert(pictures_need(&kept, &small, 0) && pictures_need(&kept, &small, 0));
+    cr_assert(!pictures_need(&kept, &small, 1));
+    cr_assert(pictures_have_room(&kept, &large));
+    cr_assert(pictures_need(&kept, &small, 4) && pictures_need(&kept, &large, 0));
+    cr_assert(!pictures_have_room(&kept, &large) && !pictures_have_room(&kept, &small));
+    pictures_release(&kept);
+    cr_assert(pictures_need(&kept, &small, 0));
+    encode_tile(&kept, &large, 1);
+    cr_assert_not_null(pictures_find(&kept, &small, 0));
+    cr_assert_null(pictures_find(&kept, &large, 0));
+    pictures_close(&kept);
 }

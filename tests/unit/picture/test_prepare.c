@@ -8,9 +8,10 @@
 static const struct picture_form smol = {.kind = PICTURE_IDEFICS3,
                                          .filter = PICTURE_LANCZOS,
                                          .longest_edge = 256,
+                                         .token_edge = 32,
+                                         .tile_tokens_max = 4,
                                          .tile_edge = 64,
                                          .splits = true,
-                                         .tile_tokens = 4,
                                          .rescale = 1.0 / 255,
                                          .mean = {0.5f, 0.5f, 0.5f},
                                          .deviation = {0.5f, 0.5f, 0.5f}};
@@ -45,7 +46,7 @@ Test(picture_prepare, has_the_tiles_of_the_processor) {
                       p->tiles == prepared[i].tiles,
                   "row %zu: %d x %d, %d", i, p->rows, p->columns, p->tiles);
         cr_expect(p->width == prepared[i].width && p->height == prepared[i].height);
-        expect_sums(p->pixels, (size_t)p->tiles * 3 * (size_t)p->edge * (size_t)p->edge,
+        expect_sums(p->pixels, (size_t)p->tiles * 3 * (size_t)(p->tile_width * p->tile_height),
                     prepared[i].sums, "prepared", i);
         picture_drop(p);
     }
@@ -119,7 +120,7 @@ Test(picture_prepare, refuses_impossible_forms) {
                 {"size.longest_edge", {.longest_edge = 4097}},
                 {"size.longest_edge", {.longest_edge = -1}},
                 {"size.longest_edge", {.longest_edge = 4096, .tile_edge = 64}},
-                {"max_image_size.longest_edge", {.tile_tokens = -1}},
+                {"max_image_size.longest_edge", {.token_edge = 65}},
                 {"rescale_factor", {.rescale = (double)INFINITY}},
                 {"image_mean", {.mean = {NAN}}},
                 {"image_std", {.deviation = {INFINITY}}}};
@@ -131,7 +132,7 @@ Test(picture_prepare, refuses_impossible_forms) {
         if (change.filter) form.filter = change.filter;
         if (change.tile_edge) form.tile_edge = change.tile_edge;
         if (change.longest_edge) form.longest_edge = change.longest_edge;
-        if (change.tile_tokens) form.tile_tokens = change.tile_tokens;
+        if (change.token_edge) form.token_edge = change.token_edge;
         if (change.rescale != 0) form.rescale = change.rescale;
         if (change.mean[0] != 0) form.mean[0] = change.mean[0];
         if (change.deviation[0] != 0) form.deviation[0] = change.deviation[0];
