@@ -21,7 +21,7 @@ struct draft_plan {
 
 /* The encoder of pictures; all 0: there is none. */
 struct encoder_plan {
-    int64_t kept_bytes;   /* of the encoded tiles that a replica keeps */
+    int64_t kept_bytes;   /* encoded tiles that a replica keeps, at most */
     int64_t bytes;        /* memory of one replica's tiles and activations */
     int64_t weight_bytes; /* all replicas' together */
 };

@@ -23,7 +23,7 @@ struct pictures_options {
     int (*begin)(void *encoder, const struct picture *picture, int tile);
     int (*advance)(void *encoder, float *out, bool *done);
     int width;         /* numbers of a row */
-    int64_t bytes_max; /* of all tiles' rows; at least two of the largest tile */
+    int64_t bytes_max; /* all tiles' rows together; at least two of the largest tile */
 };
 
 struct picture_tile {
@@ -32,16 +32,16 @@ struct picture_tile {
     float *rows; /* [tile_tokens, width]; owned */
     int64_t bytes;
     uint64_t needed_in;        /* pictures.round of the last pictures_need */
-    struct picture_tile *next; /* of its bucket */
+    struct picture_tile *next; /* in its bucket */
     struct picture_tile *older, *newer;
 };
 
 struct pictures {
     struct pictures_options options;
-    struct picture_tile *buckets[PICTURES_BUCKETS]; /* of all encoded tiles */
+    struct picture_tile *buckets[PICTURES_BUCKETS]; /* all encoded tiles */
     struct picture_tile *oldest, *newest;           /* the same, by their last use */
     struct picture_tile *present;                   /* is being encoded; NULL: none is */
-    int64_t bytes;                                  /* of all encoded tiles and the present one */
+    int64_t bytes;                                  /* the rows of all encoded tiles and of the present one */
     uint64_t round;
     int64_t needed; /* bytes of the tiles that are needed in this round */
 };
@@ -52,8 +52,8 @@ void pictures_close(struct pictures *pictures);
 /* Returns the rows of a tile, valid until the next pictures_begin; NULL: it must be encoded. */
 const float *pictures_find(struct pictures *pictures, const struct picture *picture, int tile);
 
-/* What is begun next leaves the tiles in memory that were needed since the last pictures_release:
- * one that a prompt is reading is not encoded twice for it. */
+/* Ends the needs of the earlier calls of pictures_need. A tile that is begun takes the place of
+ * none that was needed since: one that a prompt is reading is not encoded twice for it. */
 void pictures_release(struct pictures *pictures);
 /* Returns whether the tile is encoded. */
 bool pictures_need(struct pictures *pictures, const struct picture *picture, int tile);
