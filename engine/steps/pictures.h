@@ -41,7 +41,7 @@ struct pictures {
     struct picture_tile *buckets[PICTURES_BUCKETS]; /* all encoded tiles */
     struct picture_tile *oldest, *newest;           /* the same, by their last use */
     struct picture_tile *present;                   /* is being encoded; NULL: none is */
-    int64_t bytes;                                  /* the rows of all encoded tiles and of the present one */
+    int64_t bytes; /* the rows of all encoded tiles and of the present one */
     uint64_t round;
     int64_t needed; /* bytes of the tiles that are needed in this round */
 };
