@@ -81,6 +81,8 @@ int oai_build_context(struct oai_reader *r);
 bool oai_is_picture(const struct oai_reader *r, const cJSON *part);
 /* Reads such a part, which lies at `path`, and adds it to the request's pictures (pictures.c). */
 int oai_add_picture(struct oai_reader *r, const cJSON *part, const char *path);
+/* The same of a file in base64, a string, of a model that sees pictures. */
+int oai_add_base64(struct oai_reader *r, const cJSON *node, const char *path);
 
 int oai_no_memory(const struct oai_reader *r);
 int oai_missing(const struct oai_reader *r, const char *field);

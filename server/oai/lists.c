@@ -193,15 +193,16 @@ void oai_render_server_info(struct buf *out, const struct oai_rules *rules) {
     else
         buf_str(out, "null");
     write_adapters(out, rules->engine, info->max_adapters);
-    buf_fmt(
-        out,
-        ",\"draft_bytes\":%" PRId64 ",\"draft_tokens\":%d"
-        ",\"has_gates\":%s,\"gates_from\":\"%s\",\"has_chat_template\":%s,\"splits_reasoning\":%s"
-        ",\"tool_call_parser\":\"%s\"}",
-        info->draft_bytes, info->draft_tokens, info->has_gates ? "true" : "false", info->gates_from,
-        info->has_chat_template ? "true" : "false",
-        rules->think.begin >= 0 || rules->channels.split ? "true" : "false",
-        oai_tool_style_name(&rules->tools));
+    buf_fmt(out,
+            ",\"draft_bytes\":%" PRId64 ",\"draft_tokens\":%d"
+            ",\"has_gates\":%s,\"gates_from\":\"%s\",\"sees_pictures\":%s"
+            ",\"has_chat_template\":%s,\"splits_reasoning\":%s"
+            ",\"tool_call_parser\":\"%s\"}",
+            info->draft_bytes, info->draft_tokens, info->has_gates ? "true" : "false",
+            info->gates_from, info->pictures ? "true" : "false",
+            info->has_chat_template ? "true" : "false",
+            rules->think.begin >= 0 || rules->channels.split ? "true" : "false",
+            oai_tool_style_name(&rules->tools));
 }
 
 void oai_render_tokenizer_info(struct buf *out, const struct engine *engine) {
@@ -236,7 +237,8 @@ void oai_render_props(struct buf *out, const struct oai_rules *rules) {
     write_str(out, rules->names[0]);
     buf_str(out, ",\"model_path\":");
     write_path_name(out, info->model_dir);
-    buf_str(out, ",\"modalities\":{\"vision\":false,\"audio\":false},\"chat_template\":");
+    buf_fmt(out, ",\"modalities\":{\"vision\":%s,\"audio\":false},\"chat_template\":",
+            info->pictures ? "true" : "false");
     write_str(out, info->chat_template ? info->chat_template : "");
     buf_str(out, ",\"bos_token\":");
     write_str(out, info->bos_token ? info->bos_token : "");

@@ -167,10 +167,30 @@ static int read_common(struct oai_rewrite *w) {
 
 /* --- messages --- */
 
-static int refuse_images(struct oai_rewrite *w, const cJSON *object, const char *field) {
-    const cJSON *images = json_get(object, "images");
-    if (!images || (cJSON_IsArray(images) && !images->child)) return 0;
-    return oai_rewrite_refuse(w, field, "this server's models read no images");
+/* Reads the pictures that stand in front of the next message's text. */
+static int read_images(struct oai_rewrite *w, const cJSON *images, const char *path) {
+    const cJSON *image;
+    char field[OAI_PATH];
+    int i = 0;
+    cJSON_ArrayForEach(image, images) {
+        oai_path(field, "%.110s[%d]", path, i++);
+        if (oai_rewrite_base64(w, image, field)) return -1;
+    }
+    return 0;
+}
+
+/* Sets *images to the list in an object, or to NULL where it has none or an empty one. */
+static int find_images(struct oai_rewrite *w, const cJSON *object, const char *path,
+                       const cJSON **images) {
+    const cJSON *list = json_get(object, "images");
+    *images = NULL;
+    if (!list) return 0;
+    if (!cJSON_IsArray(list)) return oai_expected(w->r->error, path, "an array of strings", list);
+    if (!list->child) return 0;
+    if (!w->r->rules->info->pictures)
+        return oai_rewrite_refuse(w, path, "this model sees no pictures");
+    *images = list;
+    return 0;
 }
 
 /* Writes the id of a call that has none: nine letters and digits, as Mistral's templates want. */
@@ -234,16 +254,21 @@ static int add_dialogue_answer(struct dialogue *d, const cJSON *message, const c
 static int add_dialogue_message(struct dialogue *d, const cJSON *message, const char *path) {
     struct oai_rewrite *w = &d->w;
     const char *role, *text = "";
+    const cJSON *images;
     char field[OAI_PATH];
     if (!cJSON_IsObject(message)) return oai_expected(w->r->error, path, "an object", message);
     oai_path(field, "%s.images", path);
-    if (oai_rewrite_string(w, message, path, "role", &role) || refuse_images(w, message, field) ||
+    if (oai_rewrite_string(w, message, path, "role", &role) ||
+        find_images(w, message, field, &images) ||
         oai_get_str(w->r, path, message, "content", &text))
         return -1;
+    const bool result = strcmp(role, "tool") == 0, user = strcmp(role, "user") == 0;
+    if (images && !result && !user)
+        return oai_rewrite_refuse(w, field, "pictures are the user's or a tool's");
+    if (read_images(w, images, field)) return -1;
     if (strcmp(role, "assistant") == 0) return add_dialogue_answer(d, message, text, path);
-    if (strcmp(role, "tool") == 0) return add_dialogue_result(d, message, text, path);
-    if (strcmp(role, "user") == 0 || strcmp(role, "system") == 0)
-        return oai_rewrite_message(w, role, text);
+    if (result) return add_dialogue_result(d, message, text, path);
+    if (user || strcmp(role, "system") == 0) return oai_rewrite_message(w, role, text);
     oai_path(field, "%s.role", path);
     return oai_invalid(w->r, field,
                        "expected 'system', 'user', 'assistant' or 'tool', found '%.32s'", role);
@@ -282,12 +307,13 @@ static int parse_chat(struct oai_reader *r) {
 /* A text of a body, "" where there is none. */
 struct texts {
     const char *prompt, *suffix, *system, *template;
+    const cJSON *images; /* NULL: none */
     bool raw;
 };
 
 static int ollama_read_texts(struct oai_rewrite *w, struct texts *texts) {
     const struct oai_reader *r = w->r;
-    *texts = (struct texts){"", "", "", "", false};
+    *texts = (struct texts){"", "", "", "", NULL, false};
     if (oai_get_str(r, NULL, w->body, "prompt", &texts->prompt) ||
         oai_get_str(r, NULL, w->body, "suffix", &texts->suffix) ||
         oai_get_str(r, NULL, w->body, "system", &texts->system) ||
@@ -295,7 +321,7 @@ static int ollama_read_texts(struct oai_rewrite *w, struct texts *texts) {
         oai_get_bool(r, NULL, w->body, "raw", &texts->raw))
         return -1;
     if (*texts->template) return oai_rewrite_refuse(w, "template", "a model's template is its own");
-    return refuse_images(w, w->body, "images");
+    return find_images(w, w->body, "images", &texts->images);
 }
 
 /* Reads `context`, the ids of an earlier prompt and its answer, behind which this prompt stands. */
@@ -314,8 +340,8 @@ static int read_earlier(struct oai_rewrite *w) {
 static int read_turn(struct oai_rewrite *w, const struct texts *texts) {
     w->r->out->return_token_ids = true; /* a later request may send them as `context` */
     if ((*texts->system && oai_rewrite_message(w, "system", texts->system)) ||
-        oai_rewrite_message(w, "user", texts->prompt) || read_common(w) ||
-        oai_read_messages(w->r) || read_earlier(w))
+        read_images(w, texts->images, "images") || oai_rewrite_message(w, "user", texts->prompt) ||
+        read_common(w) || oai_read_messages(w->r) || read_earlier(w))
         return -1;
     w->r->out->prompt_field = "prompt";
     return 0;
@@ -323,7 +349,10 @@ static int read_turn(struct oai_rewrite *w, const struct texts *texts) {
 
 static int refuse_beside_raw(struct oai_rewrite *w, const struct texts *texts) {
     const cJSON *context = json_get(w->body, "context");
-    const char *field = *texts->system ? "system" : context && context->child ? "context" : NULL;
+    const char *field = *texts->system              ? "system"
+                        : context && context->child ? "context"
+                        : texts->images             ? "images"
+                                                    : NULL;
     if (!field) return 0;
     return oai_invalid(w->r, field, "not together with '%s'", texts->raw ? "raw" : "suffix");
 }

@@ -77,6 +77,7 @@ static void write_capabilities(struct buf *out, const struct oai_rules *rules) {
         bool has;
     } all[] = {{"completion", !info->whole_texts},
                {"tools", rules->tools.form != NULL},
+               {"vision", info->pictures != NULL},
                {"thinking", rules->think.begin >= 0 || rules->channels.split},
                {"insert", rules->fim.known},
                {"embedding", info->pooling != ENGINE_POOL_NONE && !info->labels}};

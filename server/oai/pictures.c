@@ -1,5 +1,5 @@
-/* Pictures in messages: OpenAI's parts `image_url` and `input_image` and Anthropic's blocks
- * `image`. The bytes are decoded later, on the same thread (server/pictures.c). */
+/* Pictures in messages: OpenAI's parts `image_url` and `input_image`, Anthropic's blocks `image`
+ * and Ollama's lists of bytes. They are decoded later, on the same thread (server/pictures.c). */
 #include <string.h>
 #include <strings.h>
 
@@ -95,6 +95,23 @@ static int check_source(const struct oai_reader *r, const cJSON *part, const cha
     return oai_invalid(r, field, "keepd fetches no pictures: expected 'base64'");
 }
 
+static int store_picture(struct oai_reader *r, const char *base64, bool whole, const char *field) {
+    if (r->out->picture_count == OAI_PICTURES_MAX)
+        return oai_invalid(r, field, "a request may have at most %d pictures", OAI_PICTURES_MAX);
+    if (!r->out->pictures)
+        r->out->pictures = arena_alloc(r->arena, OAI_PICTURES_MAX, sizeof *r->out->pictures);
+    const char *name = arena_strndup(r->arena, field, strlen(field));
+    if (!r->out->pictures || !name) return oai_no_memory(r);
+    r->out->pictures[r->out->picture_count++] =
+        (struct oai_picture){base64, strlen(base64), whole, name};
+    return 0;
+}
+
+int oai_add_base64(struct oai_reader *r, const cJSON *node, const char *path) {
+    if (!cJSON_IsString(node)) return oai_expected(r->error, path, "a string", node);
+    return store_picture(r, node->valuestring, false, path);
+}
+
 int oai_add_picture(struct oai_reader *r, const cJSON *part, const char *path) {
     const struct picture_part *kind = find_picture_part(part);
     const cJSON *source;
@@ -110,13 +127,5 @@ int oai_add_picture(struct oai_reader *r, const cJSON *part, const char *path) {
         oai_path(outer, "%s.%s", path, kind->outer);
         if (read_detail(r, json_get(part, kind->outer), outer, &whole)) return -1;
     }
-    if (r->out->picture_count == OAI_PICTURES_MAX)
-        return oai_invalid(r, field, "a request may have at most %d pictures", OAI_PICTURES_MAX);
-    if (!r->out->pictures)
-        r->out->pictures = arena_alloc(r->arena, OAI_PICTURES_MAX, sizeof *r->out->pictures);
-    const char *name = arena_strndup(r->arena, field, strlen(field));
-    if (!r->out->pictures || !name) return oai_no_memory(r);
-    r->out->pictures[r->out->picture_count++] =
-        (struct oai_picture){base64, strlen(base64), whole, name};
-    return 0;
+    return store_picture(r, base64, whole, field);
 }

@@ -70,6 +70,8 @@ void oai_rewrite_leave_out(const char *type);
 /* Reads a picture (oai_is_picture) of the next message, which stands behind `at` bytes of its text.
  */
 int oai_rewrite_picture(struct oai_rewrite *w, const cJSON *part, const char *path, size_t at);
+/* Reads a picture in base64 (oai_add_base64) that stands in front of the next message's text. */
+int oai_rewrite_base64(struct oai_rewrite *w, const cJSON *node, const char *path);
 /* Adds a message of the user or the system. */
 int oai_rewrite_message(struct oai_rewrite *w, const char *role, const char *text);
 /* Adds the answer to a call. */

@@ -152,6 +152,48 @@ def test_refused_pictures(seeing, field, why, message):
     assert r.json()["error"]["param"] == field and why in r.json()["error"]["message"], r.text
 
 
+def images(*files):
+    return [base64.b64encode(file).decode() for file in files]
+
+
+def test_images_of_ollama(seeing):
+    """They stand in front of the text, also in a tool's result."""
+    options = {"stream": False, "options": {"temperature": 0, "num_predict": 200}}
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "text", "images": images(png(40, 20), png(20, 40))}]
+    r = seeing.post("/api/chat", {"messages": messages, **options})
+    assert re.fullmatch(r"\[40x20, 1x2, .*?\]\[20x40, 2x1, .*?\]text", r.json()["message"]["content"]), r.text
+    r = seeing.post("/api/generate", {"prompt": "text", "system": "s", "images": images(png(40, 20)), **options})
+    assert re.fullmatch(r"\[40x20, 1x2, .*?\]text", r.json()["response"]), r.text
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "look", "arguments": {}}}]}
+    shown = [{"role": "user", "content": "look"}, call, {"role": "tool", "content": "seen", "images": images(png(8, 8))}]
+    with_picture = seeing.post("/api/chat", {"messages": shown, **options}).json()["prompt_eval_count"]
+    shown[2] = {"role": "tool", "content": "[8x8, 2x2, 01234567]seen"}
+    assert seeing.post("/api/chat", {"messages": shown, **options}).json()["prompt_eval_count"] == with_picture
+    assert seeing.post("/api/chat", {"messages": [{"role": "user", "content": "", "images": images(png(8, 8))}], **options}).status_code == 200
+
+
+@pytest.mark.parametrize("path,param,body", [
+    ("/api/chat", "messages[0].images[1]", {"messages": [{"role": "user", "content": "a", "images": images(png(8, 8), b"hello")}]}),
+    ("/api/chat", "messages[0].images[0]", {"messages": [{"role": "user", "content": "a", "images": ["!!"]}]}),
+    ("/api/chat", "messages[0].images[0]", {"messages": [{"role": "user", "content": "a", "images": [5]}]}),
+    ("/api/chat", "messages[0].images[64]", {"messages": [{"role": "user", "content": "a", "images": images(b"a") * 65}]}),
+    ("/api/chat", "messages[0].images", {"messages": [{"role": "user", "content": "a", "images": "aaaa"}]}),
+    ("/api/chat", "messages[0].images", {"messages": [{"role": "system", "content": "a", "images": images(png(8, 8))}]}),
+    ("/api/chat", "messages[1].images", {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a", "images": images(png(8, 8))}]}),
+    ("/api/generate", "images[0]", {"prompt": "a", "images": images(b"hello")}),
+    ("/api/generate", "images", {"prompt": "a", "raw": True, "images": images(png(8, 8))})])
+def test_refused_images_of_ollama(seeing, path, param, body):
+    r = seeing.post(path, body)
+    assert r.status_code == 400 and r.json()["param"] == param, r.text
+
+
+def test_the_server_says_that_it_sees(seeing, shared):
+    for daemon, sees in ((seeing, True), (shared, False)):
+        assert ("vision" in daemon.post("/api/show", {"model": "tiny"}).json()["capabilities"]) == sees
+        assert daemon.get("/props").json()["modalities"]["vision"] == sees
+        assert daemon.get("/server_info").json()["sees_pictures"] == sees
+
+
 def test_a_bomb_is_refused_by_its_header(seeing):
     """500 megapixels in a small file."""
     bomb = png(1, 1)
