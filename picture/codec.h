@@ -7,6 +7,7 @@
 
 int png_decode(const uint8_t *data, size_t size, struct picture_rgb *out, struct fault *fault);
 int jpeg_decode(const uint8_t *data, size_t size, struct picture_rgb *out, struct fault *fault);
+int gif_decode(const uint8_t *data, size_t size, struct picture_rgb *out, struct fault *fault);
 int webp_decode(const uint8_t *data, size_t size, struct picture_rgb *out, struct fault *fault);
 
 /* Checks the size that a file's header has: before anything is allocated for its pixels. */

@@ -57,7 +57,8 @@ static const struct picture_format formats[] = {
     {"PNG", "\x89PNG\r\n\x1a\n", "", 8, png_decode},
     {"JPEG", "\xff\xd8\xff", "", 3, jpeg_decode},
     {"WebP", "RIFF", "WEBP", 4, webp_decode},
-    {"GIF", "GIF8", "", 4, NULL},
+    {"GIF", "GIF87a", "", 6, gif_decode},
+    {"GIF", "GIF89a", "", 6, gif_decode},
     {"BMP", "BM", "", 2, NULL},
     {"TIFF", "II*", "", 3, NULL},
     {"TIFF", "MM", "", 2, NULL},
@@ -86,10 +87,10 @@ int picture_decode(const void *data, size_t size, struct picture_rgb *out, struc
     const struct picture_format *format = find_format(data, size);
     if (!format)
         return fault_set(fault, ERR_MALFORMED, NULL,
-                         "this is no picture: PNG, JPEG and WebP files are read");
+                         "this is no picture: PNG, JPEG, WebP and GIF files are read");
     if (!format->decode)
         return fault_set(fault, ERR_UNSUPPORTED, NULL,
-                         "%s files are not read: send the picture as PNG, JPEG or WebP",
+                         "%s files are not read: send the picture as PNG, JPEG, WebP or GIF",
                          format->name);
     int rc = format->decode(data, size, out, fault);
     if (rc) picture_close_rgb(out);

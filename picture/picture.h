@@ -90,10 +90,10 @@ struct picture {
 /* Returns whether a picture's tiles have a shape that this form makes. */
 bool picture_is_of_form(const struct picture *picture, const struct picture_form *form);
 
-/* Reads a PNG, JPEG or WebP file. Pixels under transparent ones are white. The orientation that a
- * camera noted in the file is not applied, as in the published processors. Errors have no field:
- * ERR_MALFORMED, ERR_UNSUPPORTED (another format, an animation), ERR_LIMIT (too large; found in the
- * header, before anything is decoded), ERR_NOMEM. */
+/* Reads a PNG, JPEG, WebP or GIF file, of a GIF the first frame. Pixels under transparent ones are
+ * white. The orientation that a camera noted in the file is not applied, as in the published
+ * processors. Errors have no field: ERR_MALFORMED, ERR_UNSUPPORTED (another format, an animation),
+ * ERR_LIMIT (too large; found in the header, before anything is decoded), ERR_NOMEM. */
 int picture_decode(const void *data, size_t size, struct picture_rgb *out, struct fault *fault);
 
 /* `whole`: only one tile with the whole picture, whatever the form says ("detail": "low").

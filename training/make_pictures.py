@@ -57,6 +57,20 @@ def pictures():
                    f"{len(tiles)}, {sums(tiles)}}},")
 
 
+def framed(data, local=False):
+    """A GIF file whose screen is larger than its frame; `local`: the table of colours is the frame's."""
+    table = 3 << ((data[10] & 7) + 1)
+    screen, colours, rest = data[:13], data[13:13 + table], data[13 + table:]
+    frame = rest.index(b",")
+    assert screen[10] & 0x80 and not rest[frame + 9] & 0x80 and (not frame or rest[0] == 0x21)
+    screen = screen[:6] + (23).to_bytes(2, "little") + (17).to_bytes(2, "little") + screen[10:]
+    description = b"," + (4).to_bytes(2, "little") + (3).to_bytes(2, "little") + rest[frame + 5:frame + 10]
+    if local:
+        screen = screen[:10] + bytes([screen[10] & 0x78]) + screen[11:]
+        description = description[:9] + bytes([description[9] | 0x80 | (data[10] & 7)])
+    return screen + (b"" if local else colours) + rest[:frame] + description + (colours if local else b"") + rest[frame + 10:]
+
+
 def files():
     colour = Image.fromarray(sample(23, 17))
     alpha = colour.copy()
@@ -70,17 +84,27 @@ def files():
             ("jpeg", colour, "JPEG", {"quality": 80}), ("jpeg 4:4:4", colour, "JPEG", {"quality": 80, "subsampling": 0}),
             ("jpeg in scans", colour, "JPEG", {"quality": 80, "progressive": True}), ("jpeg grey", colour.convert("L"), "JPEG", {}),
             ("jpeg of inks", colour.convert("CMYK"), "JPEG", {}), ("webp", colour, "WEBP", {"quality": 80}),
-            ("webp without loss", alpha, "WEBP", {"lossless": True, "exact": True})]
+            ("webp without loss", alpha, "WEBP", {"lossless": True, "exact": True}), ("gif", palette, "GIF", {"interlace": 0}),
+            ("gif interlaced", palette, "GIF", {"interlace": 1}), ("gif of 256 colours", colour.quantize(256), "GIF", {"interlace": 0}),
+            ("gif grey", colour.convert("L"), "GIF", {}), ("gif with transparency", see_through, "GIF", {"interlace": 0}),
+            ("gif of three frames", palette, "GIF", {"save_all": True, "append_images": [colour.quantize(8), colour.quantize(4)]})]
+    made = []
     for name, image, form, settings in rows:
         out = io.BytesIO()
         image.save(out, form, **settings)
-        read = Image.open(io.BytesIO(out.getvalue()))
+        made.append((name, out.getvalue()))
+    for name, image in (("of a frame", palette), ("of a frame with transparency", see_through)):
+        out = io.BytesIO()
+        image.crop((2, 1, 15, 11)).save(out, "GIF", interlace=1, transparency=image.info.get("transparency"))
+        made += [(f"gif {name}", framed(out.getvalue())), (f"gif {name} with its colours", framed(out.getvalue(), local=True))]
+    for name, data in made:
+        read = Image.open(io.BytesIO(data))
         # Inks go to light at once; all others are laid over white.
         pixels = (read.convert("RGB") if read.mode == "CMYK" else
                   Image.alpha_composite(Image.new("RGBA", read.size, (255, 255, 255)), read.convert("RGBA")).convert("RGB"))
-        data = "".join(f"\\x{byte:02x}" for byte in out.getvalue())
-        lines = '"\n "'.join(data[i:i + 88] for i in range(0, len(data), 88))
-        yield f'{{"{name}", {len(out.getvalue())}, 23, 17, {sums(pixels)},\n "{lines}"}},'
+        text = "".join(f"\\x{byte:02x}" for byte in data)
+        lines = '"\n "'.join(text[i:i + 88] for i in range(0, len(text), 88))
+        yield f'{{"{name}", {len(data)}, 23, 17, {sums(pixels)},\n "{lines}"}},'
 
 
 def main():

@@ -66,6 +66,13 @@ def test_equal_pixels_have_one_digest(seeing):
     assert seen(seeing, part(png(31, 30)), max_tokens=100) not in texts
 
 
+def test_the_first_frame_of_a_gif(seeing):
+    frame = b",\0\0\0\0\2\0\1\0\0\2\2\x44\x0a\0"
+    head = b"GIF89a\2\0\1\0\x80\0\0\0\0\0\xff\xff\xff"
+    text = seen(seeing, part(address(head + frame * 3 + b";", "image/gif")), max_tokens=100)
+    assert text.startswith("[2x1, ") and text == seen(seeing, part(head + frame), max_tokens=100)
+
+
 def test_detail(seeing):
     assert "0x0" in seen(seeing, part(png(30, 30), detail="low"), max_tokens=100)
     for detail in ("high", "auto", "original"):
@@ -131,7 +138,8 @@ def test_refused_pictures_of_other_forms(seeing, path, field, body):
     (WHOLE, "not in base64", user(part("data:image/png;base64,AAAA%2"))),
     (WHOLE, "no picture", user(part("data:image/png;base64,"))),
     (WHOLE, "no picture", user(part(b"hello"))),
-    (WHOLE, "GIF", user(part(b"GIF89a\1\0\1\0"))),
+    (WHOLE, "GIF file is damaged", user(part(b"GIF89a\1\0\1\0"))),
+    (WHOLE, "BMP files are not read", user(part(b"BM\1\0\1\0"))),
     (WHOLE, "ends early", user(part(png(9, 9)[:-20]))),
     (WHOLE, "damaged", user(part(png(9, 9).replace(b"IDAT", b"IDAX")))),
     ("messages[0].content[1].image_url.url", "no picture", user("a", part(b"hello"))),
