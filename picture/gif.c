@@ -15,8 +15,8 @@ struct gif_reading {
     size_t size, at;
     size_t block; /* bytes left of the present block of data */
     uint32_t bits;
-    int bit_count;                /* of `bits`, from the lowest */
-    int left, top, width, height; /* of the frame, on the screen */
+    int bit_count;                /* bits that `bits` holds, the next one lowest */
+    int left, top, width, height; /* the frame, on the screen */
     bool interlaced;
     int transparent; /* index of a colour; -1: none */
     uint8_t colours[256][3];

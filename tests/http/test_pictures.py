@@ -165,7 +165,7 @@ def images(*files):
 
 
 def test_images_of_ollama(seeing):
-    """They stand in front of the text, also in a tool's result."""
+    """Pictures stand in front of the text, also in a tool's result."""
     options = {"stream": False, "options": {"temperature": 0, "num_predict": 200}}
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "text", "images": images(png(40, 20), png(20, 40))}]
     r = seeing.post("/api/chat", {"messages": messages, **options})
