@@ -1,14 +1,17 @@
 """Writes what Pillow and transformers make of pictures, for the C tests in tests/unit/picture.
 
-    python make_pictures.py --out ../tests/unit/picture
+    python make_pictures.py --out ../tests/unit/picture --corpus ../tests/fuzz/corpus/picture
 
 resized.inc    resizes of a picture made by a formula (samples.h), by Pillow
 prepared.inc   the tiles of transformers' Idefics3 processor that works with Pillow, as bytes
 decoded.inc    small files in several formats and their pixels over white, by Pillow
+corpus         the same files, and ones that would be large, for tests/fuzz/fuzz_picture.c
 """
 
 import argparse
 import io
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +74,8 @@ def framed(data, local=False):
     return screen + (b"" if local else colours) + rest[:frame] + description + (colours if local else b"") + rest[frame + 10:]
 
 
-def files():
+def sample_files():
+    """Names and bytes of small files."""
     colour = Image.fromarray(sample(23, 17))
     alpha = colour.copy()
     alpha.putalpha(Image.fromarray(sample(23, 17)[:, :, 1]))
@@ -97,7 +101,44 @@ def files():
         out = io.BytesIO()
         image.crop((2, 1, 15, 11)).save(out, "GIF", interlace=1, transparency=image.info.get("transparency"))
         made += [(f"gif {name}", framed(out.getvalue())), (f"gif {name} with its colours", framed(out.getvalue(), local=True))]
-    for name, data in made:
+    return made
+
+
+def chunk(name, data):
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
+def bombs():
+    """Names and bytes of files that would take much memory or time."""
+    small = dict(sample_files())
+    png, jpeg, gif = small["png rgb"], small["jpeg"], small["gif"]
+    size = struct.pack(">II", 25000, 20000)
+    yield "png of 500 megapixels", png[:8] + chunk(b"IHDR", size + png[24:29]) + png[33:]
+    packed = zlib.compress(bytes(16 << 20), 9)
+    for name, text in ((b"zTXt", b"a\0\0"), (b"iCCP", b"a\0\0"), (b"iTXt", b"a\0\1\0\0\0")):
+        yield f"png with a large {name.decode()}", png[:33] + chunk(name, text + packed) + png[33:]
+    begin = jpeg.index(b"\xff\xc0")
+    yield "jpeg of 500 megapixels", jpeg[:begin + 5] + struct.pack(">HH", 20000, 25000) + jpeg[begin + 9:]
+    scans = small["jpeg in scans"]
+    last = scans.rindex(b"\xff\xda")
+    yield "jpeg of many scans", scans[:last] + scans[last:-2] * 250 + scans[-2:]
+    yield "webp of 268 megapixels", b"RIFF\x1e\0\0\0WEBPVP8L\x11\0\0\0\x2f\xff\xff\xff\x0f" + bytes(12)
+    yield "gif of 500 megapixels", gif[:6] + struct.pack("<HH", 25000, 20000) + gif[10:]
+    out = io.BytesIO()
+    Image.new("L", (2000, 1000)).save(out, "GIF")
+    yield "gif of one colour", out.getvalue()
+    frame = gif.index(b",", 13 + (3 << ((gif[10] & 7) + 1)))
+    yield "gif of clear codes", gif[:frame + 10] + b"\2" + (b"\xff" + bytes([0x24, 0x49, 0x92]) * 85) * 4 + b"\0;"
+
+
+def corpus(out):
+    out.mkdir(parents=True, exist_ok=True)
+    for name, data in [*sample_files(), *bombs()]:
+        (out / name.replace(" ", "_").replace(":", "")).write_bytes(data)
+
+
+def files():
+    for name, data in sample_files():
         read = Image.open(io.BytesIO(data))
         # Inks go to light at once; all others are laid over white.
         pixels = (read.convert("RGB") if read.mode == "CMYK" else
@@ -110,7 +151,10 @@ def files():
 def main():
     ap = argparse.ArgumentParser(description=__doc__)
     ap.add_argument("--out", type=Path, required=True)
-    out = ap.parse_args().out
+    ap.add_argument("--corpus", type=Path, required=True)
+    args = ap.parse_args()
+    out = args.out
+    corpus(args.corpus)
     for name, rows in [("resized", resizes()), ("prepared", pictures()), ("decoded", files())]:
         (out / f"{name}.inc").write_text("/* Written by training/make_pictures.py. */\n" + "\n".join(rows) + "\n")
 
