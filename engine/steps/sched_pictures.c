@@ -1,11 +1,12 @@
 /* Prompts with pictures: which tile is encoded next, and the rows of a step that show tiles.
  *
- * A prompt is read up to the first tile that is not encoded. Between two steps one part of one tile
- * is encoded, about as much work as a step of a small model, so other answers go on; where no other
- * row can be computed, part follows part. The next tile is the first one that is missing in the
- * prompt of the client that was served least. Tiles are encoded only as prompts come to them: a
- * prompt that continues a conversation needs none of those behind it. Where the tiles that prompts
- * are reading fill the memory, the next one waits until they are read. */
+ * A prompt is read up to the first tile that is not encoded. Between two steps parts of one tile
+ * are encoded, for as long as prompt rows may lengthen a step beside answers (--step-stretch), and
+ * at least one; where no row can be computed, part follows part. The next tile is the first one
+ * that is missing in the prompt of the client that was served least. Tiles are encoded only as
+ * prompts come to them: a prompt that continues a conversation needs none of those behind it.
+ * Where the tiles that prompts are reading fill the memory, the next one waits until they are read.
+ */
 #include "base/check.h"
 #include "engine/steps/sched_int.h"
 
@@ -95,6 +96,33 @@ static struct sequence *find_tile_client(struct sched *sched, const struct pictu
     return next;
 }
 
+/* Returns how long parts may take before the next step: 0 without a measure of it, which allows one
+ * part. */
+static int64_t encoding_bound_ns(const struct sched *sched) {
+    const int percent = sched->options.step_stretch;
+    int streams = 0;
+    if (percent <= 0) return 0;
+    for (int i = 0; i < sched->running; i++)
+        streams += seq_generating(&sched->sequences[sched->order[i]]);
+    return streams == 0 ? 0
+                        : (int64_t)(pace_streams_ns(&sched->pace, streams) * (percent - 100) / 100);
+}
+
+/* Computes parts of the present tile. */
+static int advance_tile(struct sched *sched) {
+    struct pictures *pictures = &sched->pictures;
+    const int64_t bound = encoding_bound_ns(sched), begin = sched_clock(sched);
+    int64_t spent, parts = 0;
+    int rc;
+    do {
+        rc = pictures_advance(pictures);
+        spent = sched_clock(sched) - begin;
+        parts++;
+    } while (rc == 0 && pictures->present && bound > 0 && spent + spent / parts <= bound);
+    if (rc == 0 && !pictures->present) sched->counters.encoded_tiles++;
+    return rc;
+}
+
 int sched_encode(struct sched *sched) {
     struct pictures *pictures = &sched->pictures;
     sched->encoded = false;
@@ -114,7 +142,5 @@ int sched_encode(struct sched *sched) {
         if (rc != 0) return rc;
     }
     sched->encoded = true;
-    int rc = pictures_advance(pictures);
-    if (rc == 0 && !pictures->present) sched->counters.encoded_tiles++;
-    return rc;
+    return advance_tile(sched);
 }

@@ -107,7 +107,8 @@ class SeeingReference(Reference):
 
 def shapes():
     """Names and shapes of a tiny model's tensors."""
-    d, ff, kv = TEXT["hidden_size"], TEXT["intermediate_size"], TEXT["hidden_size"] // 2
+    d, ff = TEXT["hidden_size"], TEXT["intermediate_size"]
+    kv = d // TEXT["num_attention_heads"] * TEXT["num_key_value_heads"]
     out = {"model.text_model.embed_tokens.weight": (VOCAB, d), "lm_head.weight": (VOCAB, d), "model.text_model.norm.weight": (d,)}
     for i in range(TEXT["num_hidden_layers"]):
         name = f"model.text_model.layers.{i}."
