@@ -20,9 +20,11 @@
 #include "base/sha256.h"
 
 /* Bounds, checked before anything of their size is allocated. */
-#define PICTURE_FILE_MAX   ((size_t)20 << 20) /* bytes of a file */
-#define PICTURE_EDGE_MAX   16384              /* pixels of a side */
-#define PICTURE_PIXELS_MAX (32u << 20)        /* width * height of a file */
+#define PICTURE_FILE_MAX ((size_t)20 << 20) /* bytes of a file */
+#define PICTURE_EDGE_MAX 16384              /* pixels of a side */
+#ifndef PICTURE_PIXELS_MAX
+#define PICTURE_PIXELS_MAX (32u << 20) /* width * height of a file */
+#endif
 #define PICTURE_TILES_MAX  101                /* tiles of a prepared picture */
 #define PICTURE_MEMORY_MAX ((int64_t)1 << 30) /* bytes of all prepared pictures together */
 
