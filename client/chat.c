@@ -15,6 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/utf8.h"
@@ -34,6 +35,7 @@ struct chat {
     bool err_terminal; /* stderr is a terminal */
     bool editing;      /* stdin and stdout are terminals: lines are edited */
     bool failed;       /* some request was not answered */
+    bool blind;        /* the model sees no pictures */
     char *model;
     char policies[1024]; /* names with blanks around each; "" = unknown */
     char policy[64];     /* the server's own choice */
@@ -331,6 +333,49 @@ static void on_system(struct chat *chat, const char *text) {
     say_notice(chat, *text ? "system message set" : "no system message");
 }
 
+/* Returns the path that a user wrote, perhaps in quotes or behind ~, as terminals paste it. */
+static char *read_path(const char *text) {
+    const size_t size = strlen(text);
+    const char *home = text[0] == '~' && text[1] == '/' ? getenv("HOME") : NULL;
+    const bool quoted = size > 1 && strchr("'\"", text[0]) && text[size - 1] == text[0];
+    const size_t room = size + (home ? strlen(home) : 0) + 1;
+    char *path = mem_must_alloc(room, 1);
+    if (quoted)
+        memcpy(path, text + 1, size - 2);
+    else
+        snprintf(path, room, "%s%s", home ? home : "", home ? text + 1 : text);
+    return path;
+}
+
+static void show_picture(struct chat *chat, const char *path) {
+    struct dialogue *dialogue = current_branch(chat);
+    struct fault fault = {0};
+    char *file;
+    size_t size;
+    if (file_read(path, DIALOGUE_PICTURE_MAX, &file, &size, &fault))
+        say_notice(chat, "/image: %s: %s", path, fault.text);
+    else if (!size)
+        say_notice(chat, "/image: %s: is empty", path);
+    else if (!dialogue_show(dialogue, file, size))
+        say_notice(chat, "/image: %s: the next message has no room for it", path);
+    else
+        say_notice(chat, "pictures of the next message: %d", dialogue->shown_count);
+    mem_free(file);
+}
+
+static void on_image(struct chat *chat, const char *text) {
+    if (chat->blind) {
+        say_notice(chat, "/image: %s sees no pictures", chat->model);
+    } else if (*text) {
+        char *path = read_path(text);
+        show_picture(chat, path);
+        mem_free(path);
+    } else {
+        dialogue_hide(current_branch(chat));
+        say_notice(chat, "the next message has no pictures");
+    }
+}
+
 static void on_new(struct chat *chat, const char *text) {
     (void)text;
     dialogue_close(current_branch(chat));
@@ -384,6 +429,7 @@ static const struct command {
     {"/temperature", "[X|default]", on_temperature},
     {"/seed", "[N|default]", on_seed},
     {"/system", "[TEXT]  sets the system message, or removes it", on_system},
+    {"/image", "[FILE]  adds a picture to the next message, or removes those", on_image},
     {"/new", "begins a new dialogue", on_new},
     {"/undo", "takes back the last question and its answer", on_undo},
     {"/fork", "goes on in a copy of the dialogue", on_fork},
@@ -423,6 +469,9 @@ static void take_info(struct chat *chat, const cJSON *info) {
     struct fault fault = {0};
     const char *name = "", *policy = "";
     const cJSON *policies = json_get(info, "kv_policies");
+    bool sees = true; /* an older daemon does not say, and refuses the picture itself */
+    (void)json_bool(info, "", "sees_pictures", &sees, &fault);
+    chat->blind = !sees;
     (void)json_str(info, "", "served_model_name", &name, &fault);
     (void)json_str(info, "", "kv_policy", &policy, &fault);
     (void)json_int(info, "", "kv_budget", 0, INT64_MAX, &chat->budget, &fault);

@@ -25,41 +25,91 @@ void dialogue_open(struct dialogue *dialogue) {
     CHECK(getrandom(random, sizeof random, 0) == (ssize_t)sizeof random);
     for (size_t i = 0; i < sizeof random; i++)
         snprintf(dialogue->session + 2 * i, 3, "%02x", random[i]);
+    buf_open(&dialogue->shown, BODY_BYTES_MAX);
 }
 
 void dialogue_close(struct dialogue *dialogue) {
     dialogue_take_back(dialogue, dialogue->count);
     mem_free(dialogue->messages);
+    buf_close(&dialogue->shown);
     *dialogue = (struct dialogue){0};
 }
 
-bool dialogue_say(struct dialogue *dialogue, bool assistant, const char *text) {
+static void write_base64(struct buf *out, const char *file, size_t size) {
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    for (size_t i = 0; i < size; i += 3) {
+        const size_t count = size - i < 3 ? size - i : 3;
+        uint32_t bits = 0;
+        char text[5] = "====";
+        for (size_t k = 0; k < count; k++) bits |= (uint32_t)(uint8_t)file[i + k] << (16 - 8 * k);
+        for (size_t k = 0; k <= count; k++) text[k] = digits[bits >> (18 - 6 * k) & 63];
+        buf_add(out, text, 4);
+    }
+}
+
+bool dialogue_show(struct dialogue *dialogue, const char *file, size_t size) {
+    static const char begin[] = "{\"type\":\"image_url\",\"image_url\":{\"url\":"
+                                "\"data:application/octet-stream;base64,";
+    struct buf *shown = &dialogue->shown;
+    if (shown->size + size / 3 * 4 + 256 > shown->limit) return false;
+    buf_str(shown, begin);
+    write_base64(shown, file, size);
+    buf_str(shown, "\"}},");
+    CHECK(!shown->failed);
+    dialogue->shown_count++;
+    return true;
+}
+
+void dialogue_hide(struct dialogue *dialogue) {
+    buf_clear(&dialogue->shown);
+    dialogue->shown_count = 0;
+}
+
+static bool add_dialogue_message(struct dialogue *dialogue, bool assistant, const char *pictures,
+                                 const char *text) {
     if (dialogue->count == DIALOGUE_MESSAGES_MAX) return false;
     if (!dialogue->messages)
         dialogue->messages = mem_must_alloc(DIALOGUE_MESSAGES_MAX, sizeof *dialogue->messages);
-    dialogue->messages[dialogue->count++] =
-        (struct dialogue_message){assistant, mem_must_strdup(text)};
+    dialogue->messages[dialogue->count++] = (struct dialogue_message){
+        assistant, pictures ? mem_must_strdup(pictures) : NULL, mem_must_strdup(text)};
+    return true;
+}
+
+bool dialogue_say(struct dialogue *dialogue, bool assistant, const char *text) {
+    const bool shows = !assistant && dialogue->shown_count > 0;
+    if (!add_dialogue_message(dialogue, assistant, shows ? dialogue->shown.data : NULL, text))
+        return false;
+    if (shows) dialogue_hide(dialogue);
     return true;
 }
 
 void dialogue_take_back(struct dialogue *dialogue, int count) {
-    for (; count > 0 && dialogue->count > 0; count--)
-        mem_free(dialogue->messages[--dialogue->count].text);
+    for (; count > 0 && dialogue->count > 0; count--) {
+        struct dialogue_message *message = &dialogue->messages[--dialogue->count];
+        mem_free(message->pictures);
+        mem_free(message->text);
+    }
 }
 
 void dialogue_fork(const struct dialogue *from, struct dialogue *to) {
     dialogue_open(to);
     for (int i = 0; i < from->count; i++)
-        dialogue_say(to, from->messages[i].assistant, from->messages[i].text);
+        add_dialogue_message(to, from->messages[i].assistant, from->messages[i].pictures,
+                             from->messages[i].text);
 }
 
 /* ---- The request ---- */
 
-static void write_dialogue_message(struct buf *body, const char *role, const char *text,
-                                   bool first) {
+static void write_dialogue_message(struct buf *body, const char *role, const char *pictures,
+                                   const char *text, bool first) {
     buf_fmt(body, "%s{\"role\":\"%s\",\"content\":", first ? "" : ",", role);
+    if (pictures) {
+        buf_char(body, '[');
+        buf_str(body, pictures);
+        buf_str(body, "{\"type\":\"text\",\"text\":");
+    }
     json_write_str(body, text, strlen(text));
-    buf_char(body, '}');
+    buf_str(body, pictures ? "}]}" : "}");
 }
 
 static void write_kv_settings(struct buf *body, const struct dialogue_settings *settings) {
@@ -81,11 +131,11 @@ void dialogue_write(const struct dialogue *dialogue, const struct dialogue_setti
     json_write_str(body, model, strlen(model));
     buf_str(body, ",\"stream\":true,\"timings\":true,\"stream_options\":{\"include_usage\":true,"
                   "\"include_progress\":true},\"messages\":[");
-    if (settings->system) write_dialogue_message(body, "system", settings->system, true);
+    if (settings->system) write_dialogue_message(body, "system", NULL, settings->system, true);
     for (int i = 0; i < dialogue->count; i++) {
         const struct dialogue_message *message = &dialogue->messages[i];
-        write_dialogue_message(body, message->assistant ? "assistant" : "user", message->text,
-                               i == 0 && !settings->system);
+        write_dialogue_message(body, message->assistant ? "assistant" : "user", message->pictures,
+                               message->text, i == 0 && !settings->system);
     }
     buf_char(body, ']');
     if (settings->max_tokens >= 0) buf_fmt(body, ",\"max_tokens\":%" PRId64, settings->max_tokens);

@@ -11,6 +11,8 @@
 #include "base/buf.h"
 
 #define DIALOGUE_MESSAGES_MAX 4096
+#define DIALOGUE_PICTURE_MAX  ((size_t)20 << 20) /* bytes of a picture's file, as the daemon reads \
+                                                  */
 
 /* Settings of the user; "" or -1 is the server's own choice. */
 struct dialogue_settings {
@@ -22,6 +24,7 @@ struct dialogue_settings {
 
 struct dialogue_message {
     bool assistant;
+    char *pictures; /* parts of a request, with a comma behind each; NULL: none */
     char *text;
 };
 
@@ -29,13 +32,19 @@ struct dialogue {
     char session[40]; /* X-Session-ID: a new one for each new or forked dialogue */
     struct dialogue_message *messages;
     int count;
+    struct buf shown; /* pictures of the next message, as in a message */
+    int shown_count;
 };
 
 void dialogue_open(struct dialogue *dialogue);
 void dialogue_close(struct dialogue *dialogue);
 /* Copies the messages into a dialogue with a session of its own. */
 void dialogue_fork(const struct dialogue *from, struct dialogue *to);
-/* Returns false if it already has as many messages as it may. */
+/* Adds a picture's file to the next message. Returns false if that would be too long. */
+bool dialogue_show(struct dialogue *dialogue, const char *file, size_t size);
+void dialogue_hide(struct dialogue *dialogue); /* removes the pictures of the next message */
+/* A message of the user gets the pictures that were added. Returns false if the dialogue already
+ * has as many messages as it may. */
 bool dialogue_say(struct dialogue *dialogue, bool assistant, const char *text);
 void dialogue_take_back(struct dialogue *dialogue, int count); /* the last messages */
 void dialogue_write(const struct dialogue *dialogue, const struct dialogue_settings *settings,

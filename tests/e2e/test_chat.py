@@ -1,4 +1,5 @@
 """keepd chat: the terminal client, from a pipe and on a pseudo-terminal, beside the daemon with the bundled model."""
+import base64
 import fcntl
 import json
 import os
@@ -209,7 +210,7 @@ INFO = {"served_model_name": "m", "kv_policy": "full", "kv_policies": ["full"], 
 
 @pytest.fixture
 def hostile():
-    """A server that is not keepd's. hostile(get, post): each a status and a body; returns its URL."""
+    """A server that is not keepd's. hostile(get, post): each a status and a body; returns its URL. hostile.asked: bodies of its requests."""
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
     import threading
     servers = []
@@ -227,7 +228,7 @@ def hostile():
                 self.answer(*get)
 
             def do_POST(self):
-                self.rfile.read(int(self.headers["Content-Length"]))
+                serve.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
                 self.answer(*post)
 
             def log_message(self, *args):
@@ -237,6 +238,7 @@ def hostile():
         threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
         return f"http://127.0.0.1:{servers[-1].server_port}"
 
+    serve.asked = []
     yield serve
     for server in servers:
         server.shutdown()
@@ -309,6 +311,44 @@ def test_what_is_refused_before_it_is_sent(hostile):
         assert run.returncode == 78 and "cannot stand in a header" in run.stderr and not run.stdout
     run = chat(url, lines=["x" * (65 << 20), "hi"])
     assert run.returncode == 1 and "too long to be sent" in run.stderr and run.stdout == "sent\n"
+
+
+def test_pictures(hostile, tmp_path):
+    """Pictures stand in front of the next message, and stay there in later turns and in branches."""
+    files = [bytes(range(256)) * 3, b"ab", b"x"]
+    paths = [tmp_path / f"picture {i}" for i in range(3)]
+    for path, data in zip(paths, files):
+        path.write_bytes(data)
+    lines = [f"/image {paths[0]}", f"/image  '{paths[1]}' ", "see", "/fork", "again", "/undo", "/image ~/picture 2", "/image", "/image ~/picture 2", "other"]
+    run = chat(hostile(info(sees_pictures=True), event(choices=[{"delta": {"content": "x"}, "finish_reason": "stop"}])), lines=lines,
+               env={"HOME": str(tmp_path)})
+    assert run.returncode == 0 and run.stderr.count("pictures of the next message: 1") == 3, run.stderr
+    assert "pictures of the next message: 2" in run.stderr and "the next message has no pictures" in run.stderr
+
+    def shown(message):
+        content = message["content"]
+        if isinstance(content, str):
+            return content
+        return [base64.b64decode(part["image_url"]["url"].split(",")[1], validate=True) for part in content[:-1]], content[-1]["text"]
+
+    first, answer = (files[:2], "see"), "x"
+    assert [[shown(m) for m in body["messages"]] for body in hostile.asked] == [
+        [first], [first, answer, "again"], [first, answer, (files[2:], "other")]]
+
+
+def test_pictures_that_are_none(hostile, tmp_path):
+    (tmp_path / "empty").touch()
+    with open(tmp_path / "large", "w") as file:
+        file.truncate((20 << 20) + 1)
+    with open(tmp_path / "most", "w") as file:
+        file.truncate(20 << 20)
+    url = hostile(info(), event(choices=[{"delta": {"content": "x"}, "finish_reason": "stop"}]))
+    run = chat(url, lines=[f"/image {tmp_path / name}" for name in ("none", "", "empty", "large", "most", "most", "most")] + ["/image", "hi"])
+    said = run.stderr.splitlines()
+    assert [why in line for why, line in zip(("none: No such file", "not a regular file", "is empty", "larger than 20971520 bytes", ": 1", ": 2", "has no room"), said)] == [True] * 7, said
+    assert hostile.asked[0]["messages"] == [{"role": "user", "content": "hi"}]
+    run = chat(hostile(info(sees_pictures=False), says("x")), lines=[f"/image {tmp_path / 'most'}", "/image"])
+    assert run.stderr.splitlines() == ["/image: m sees no pictures"] * 2
 
 
 def test_blanks_around_an_argument(hostile):

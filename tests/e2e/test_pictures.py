@@ -3,8 +3,10 @@ ranks and from GGUF files; later turns; evictions of pictures' entries; files of
 import base64
 import concurrent.futures as futures
 import json
+import os
 import pathlib
 import struct
+import subprocess
 import sys
 import zlib
 
@@ -15,6 +17,7 @@ from answers import cached, tokens
 from conftest import start_on
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+BINARY = os.path.abspath(os.environ.get("KEEPD_BIN", ROOT / "build" / "keepd"))
 sys.path.insert(0, str(ROOT / "tests/python"))
 np = pytest.importorskip("numpy")
 from vision_model import EDGE, SeeingReference, write_mmproj, write_model, write_text_gguf  # noqa: E402
@@ -200,6 +203,18 @@ def test_a_later_turn_reads_no_picture_again(daemon, model, reference):
     check_answer(reference, model, [picture(4), picture(1)], again)
 
 
+def test_the_terminal_client_shows_a_picture(daemon, model, tmp_path):
+    d = daemon("--model", str(model), *FLAGS)
+    file = tmp_path / "picture.png"
+    file.write_bytes(png(picture(1)))
+    run = subprocess.run([BINARY, "chat", d.url, "--tokens", "3"], input=f"/image {file}\nWhat is it?\nAnd now?\n", capture_output=True, text=True,
+                         timeout=120)
+    assert run.returncode == 0 and "pictures of the next message: 1" in run.stderr, run.stderr
+    assert tiles(d) == 3
+    run = subprocess.run([BINARY, "chat", d.url], input=f"/image {__file__}\nWhat is it?\n", capture_output=True, text=True, timeout=120)
+    assert run.returncode == 1 and "this is no picture" in run.stderr, run.stderr
+
+
 def test_evictions_of_pictures(daemon, model, reference):
     """The report says what is left of a picture, and the answer is that of these entries."""
     d = daemon("--model", str(model), *FLAGS)
@@ -239,10 +254,7 @@ def test_ids_of_pictures_cannot_be_forged(daemon, model):
 
 
 def refusal(*flags):
-    import os
-    import subprocess
-    binary = os.path.abspath(os.environ.get("KEEPD_BIN", ROOT / "build" / "keepd"))
-    r = subprocess.run([binary, "--port", "0", *map(str, flags)], capture_output=True, text=True, timeout=60)
+    r = subprocess.run([BINARY, "--port", "0", *map(str, flags)], capture_output=True, text=True, timeout=60)
     assert r.returncode == 78, r
     return r.stderr
 
