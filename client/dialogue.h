@@ -11,8 +11,7 @@
 #include "base/buf.h"
 
 #define DIALOGUE_MESSAGES_MAX 4096
-#define DIALOGUE_PICTURE_MAX  ((size_t)20 << 20) /* bytes of a picture's file, as the daemon reads \
-                                                  */
+#define DIALOGUE_PICTURE_MAX  ((size_t)20 << 20) /* bytes of a picture's file */
 
 /* Settings of the user; "" or -1 is the server's own choice. */
 struct dialogue_settings {
