@@ -1,6 +1,7 @@
+#include <limits.h>
 #include <math.h>
 
-#include "picture/picture.h"
+#include "picture/prepare.h"
 
 /* The tiles of a picture whose longer side is `longest`: one more pixel for the rounding of the
  * shorter side to an even number. */
@@ -9,15 +10,9 @@ static bool has_too_many_tiles(const struct picture_form *form) {
     return form->splits && side * side + 1 > PICTURE_TILES_MAX;
 }
 
-int picture_check_form(const struct picture_form *form, struct fault *fault) {
-    if (form->kind != PICTURE_IDEFICS3)
-        return fault_set(fault, ERR_UNSUPPORTED, "image_processor_type",
-                         "pictures for this processor are not made");
-    if (form->filter != PICTURE_LANCZOS && form->filter != PICTURE_BILINEAR &&
-        form->filter != PICTURE_BICUBIC)
-        return fault_set(fault, ERR_UNSUPPORTED, "resample",
-                         "expected 1 (Lanczos), 2 (bilinear) or 3 (bicubic), found %d",
-                         (int)form->filter);
+/* ---- Checks of sizes ---- */
+
+static int check_tiles(const struct picture_form *form, struct fault *fault) {
     if (form->tile_edge < 8 || form->tile_edge > 4096)
         return fault_set(fault, ERR_INVALID, "max_image_size.longest_edge",
                          "expected 8 to 4096 pixels, found %d", form->tile_edge);
@@ -31,6 +26,44 @@ int picture_check_form(const struct picture_form *form, struct fault *fault) {
     if (form->token_edge < 1 || form->token_edge > form->tile_edge)
         return fault_set(fault, ERR_INVALID, "max_image_size.longest_edge",
                          "a tile of %d pixels has no token", form->tile_edge);
+    return 0;
+}
+
+static int check_smart(const struct picture_form *form, struct fault *fault) {
+    const int token = form->token_edge;
+    if (token < 1 || token > 4096)
+        return fault_set(fault, ERR_INVALID, "patch_size", "expected 1 to 4096 pixels, found %d",
+                         token);
+    if (form->min_pixels < 1 || form->min_pixels > form->max_pixels)
+        return fault_set(fault, ERR_INVALID, "size.shortest_edge",
+                         "expected 1 to %d pixels, found %d", form->max_pixels, form->min_pixels);
+    if (form->tile_tokens_max > PICTURE_TOKENS_MAX)
+        return fault_set(fault, ERR_LIMIT, "size.longest_edge",
+                         "a picture of %d pixels has more than %d tokens of %d x %d pixels",
+                         form->max_pixels, PICTURE_TOKENS_MAX, token, token);
+    return 0;
+}
+
+/* Sides are rounded down behind the upper bound, but not to 0, and up in front of the lower one. */
+int picture_smart_tokens(const struct picture_form *form) {
+    const double token = form->token_edge, least = form->min_pixels, most = form->max_pixels;
+    const double ratio = sqrt(PICTURE_RATIO_MAX);
+    const double area = most / (token * token), line = sqrt(most) * ratio / token,
+                 enlarged = least / (token * token) + sqrt(least) * (ratio + 1) / token + 1;
+    return (int)fmin(fmax(area, fmax(line, enlarged)), INT_MAX);
+}
+
+int picture_check_form(const struct picture_form *form, struct fault *fault) {
+    if (form->kind != PICTURE_IDEFICS3 && form->kind != PICTURE_SMART)
+        return fault_set(fault, ERR_UNSUPPORTED, "image_processor_type",
+                         "pictures for this processor are not made");
+    if (form->filter != PICTURE_LANCZOS && form->filter != PICTURE_BILINEAR &&
+        form->filter != PICTURE_BICUBIC)
+        return fault_set(fault, ERR_UNSUPPORTED, "resample",
+                         "expected 1 (Lanczos), 2 (bilinear) or 3 (bicubic), found %d",
+                         (int)form->filter);
+    int rc = form->kind == PICTURE_SMART ? check_smart(form, fault) : check_tiles(form, fault);
+    if (rc) return rc;
     if (!isfinite(form->rescale))
         return fault_set(fault, ERR_INVALID, "rescale_factor", "is no finite number");
     for (int c = 0; c < 3; c++) {
@@ -42,6 +75,8 @@ int picture_check_form(const struct picture_form *form, struct fault *fault) {
     }
     return 0;
 }
+
+/* ---- Use ---- */
 
 bool picture_is_of_form(const struct picture *picture, const struct picture_form *form) {
     const bool fixed = form->tile_edge > 0;

@@ -7,7 +7,8 @@
  * Sources: the resizing is that of Pillow (its separable convolution with fixed-point coefficients
  * and a rounding to bytes between the two passes), bit for bit. Sizes and tiles follow the
  * Idefics3 processor (Laurencon et al. 2024, "Building and better understanding vision-language
- * models", section 3.2). */
+ * models", section 3.2), or Qwen2-VL's (arXiv 2409.12191, section 2.1: naive dynamic resolution).
+ */
 #ifndef KEEPD_PICTURE_PICTURE_H
 #define KEEPD_PICTURE_PICTURE_H
 
@@ -26,6 +27,8 @@
 #define PICTURE_PIXELS_MAX (32u << 20) /* width * height of a file */
 #endif
 #define PICTURE_TILES_MAX  101                /* tiles of a prepared picture */
+#define PICTURE_TOKENS_MAX 4096               /* rows of embeddings of a tile */
+#define PICTURE_LOW_PIXELS (512 * 512)        /* as OpenAI describes "detail": "low" */
 #define PICTURE_MEMORY_MAX ((int64_t)1 << 30) /* bytes of all prepared pictures together */
 
 /* How a picture becomes tiles. */
@@ -33,6 +36,7 @@ enum picture_kind {
     PICTURE_NONE,     /* the model takes no pictures */
     PICTURE_IDEFICS3, /* Idefics3, SmolVLM: square tiles in rows, then the whole picture as one tile
                        */
+    PICTURE_SMART,    /* Qwen2.5-VL, Qwen3-VL: the whole picture as one tile of its own shape */
 };
 
 /* Filters, with the numbers that preprocessor_config.json uses ("resample"). */
@@ -54,9 +58,11 @@ struct picture_form {
                             own shape decides */
     int longest_edge;    /* the longer side is resized to this first ("size.longest_edge") */
     bool splits;         /* do_image_splitting: false = the whole picture as one tile, no others */
-    double rescale;      /* rescale_factor, usually 1 / 255 */
-    float mean[3];       /* "image_mean", of red, green, blue */
-    float deviation[3];  /* "image_std" */
+    int min_pixels, max_pixels; /* of a tile that has the picture's shape ("size.shortest_edge",
+                                   "size.longest_edge") */
+    double rescale;             /* rescale_factor, usually 1 / 255 */
+    float mean[3];              /* "image_mean", of red, green, blue */
+    float deviation[3];         /* "image_std" */
 };
 
 /* Checks that the numbers are possible: ERR_INVALID or ERR_UNSUPPORTED; the field is that of
@@ -89,6 +95,9 @@ struct picture {
     int counts;                   /* owned by picture_hold and picture_drop */
 };
 
+/* Returns the most rows of embeddings that a picture of kind SMART can have. */
+int picture_smart_tokens(const struct picture_form *form);
+
 /* Returns whether a picture's tiles have a shape that this form makes. */
 bool picture_is_of_form(const struct picture *picture, const struct picture_form *form);
 
@@ -98,10 +107,11 @@ bool picture_is_of_form(const struct picture *picture, const struct picture_form
  * ERR_LIMIT (too large; found in the header, before anything is decoded), ERR_NOMEM. */
 int picture_decode(const void *data, size_t size, struct picture_rgb *out, struct fault *fault);
 
-/* `whole`: only one tile with the whole picture, whatever the form says ("detail": "low").
+/* `low`: the client wants few details ("detail": "low"): one tile with the whole picture, whatever
+ * the form says; where the picture's shape decides on the tile, one of at most PICTURE_LOW_PIXELS.
  * *out has one count. Errors: ERR_NOMEM, ERR_LIMIT (a shape with too many tiles), ERR_BUSY
  * (PICTURE_MEMORY_MAX is used up). */
-int picture_prepare(const struct picture_rgb *rgb, const struct picture_form *form, bool whole,
+int picture_prepare(const struct picture_rgb *rgb, const struct picture_form *form, bool low,
                     struct picture **out, struct fault *fault);
 
 /* The text that a chat template writes for a picture, a token of the model. */

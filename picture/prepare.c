@@ -1,9 +1,13 @@
-/* From decoded pixels to tiles, as Idefics3's processor makes them.
+/* From decoded pixels to tiles, as the published processors that work with Pillow make them.
  *
- * The longer side is resized to longest_edge, the shorter one in proportion, to an even number.
- * Both are then stretched to multiples of a tile. Of more than one tile, the grid is cut and the
- * whole picture, resized to one tile, comes last. */
+ * Idefics3: the longer side is resized to longest_edge, the shorter one in proportion, to an even
+ * number. Both are then stretched to multiples of a tile. Of more than one tile, the grid is cut
+ * and the whole picture, resized to one tile, comes last.
+ *
+ * Qwen2-VL: the whole picture is the only tile, of about its own size. */
 #include "picture/prepare.h"
+
+#include <math.h>
 
 #include "base/check.h"
 #include "base/mem.h"
@@ -117,48 +121,114 @@ static int open_picture(const struct picture_rgb *rgb, const struct picture_form
                 : fault_set(fault, ERR_BUSY, NULL, "too many pictures are being read");
 }
 
-/* Cuts the grid out of a picture that was stretched to tiles, then adds the whole as the last. */
+/* Cuts the grid, if there is one, out of a picture that was stretched to tiles, then adds the whole
+ * as the last. */
 static int fill_tiles(const struct picture_rgb *from, const struct picture_form *form,
                       struct picture *picture, struct fault *fault) {
-    const int edge = form->tile_edge;
+    const int width = picture->tile_width, height = picture->tile_height;
     struct picture_rgb whole;
     uint8_t *tile = picture->pixels;
     for (int row = 0; row < picture->rows; row++)
         for (int column = 0; column < picture->columns; column++, tile += tile_bytes(picture))
-            cut_tile(from, column * edge, row * edge, picture, tile);
-    if (picture_resize(from, edge, edge, form->filter, &whole)) return no_memory(fault);
+            cut_tile(from, column * width, row * height, picture, tile);
+    if (picture_resize(from, width, height, form->filter, &whole)) return no_memory(fault);
     cut_tile(&whole, 0, 0, picture, tile);
     mem_free(whole.pixels);
     digest_tiles(picture);
     return 0;
 }
 
-int picture_prepare(const struct picture_rgb *rgb, const struct picture_form *form, bool whole,
-                    struct picture **out, struct fault *fault) {
-    struct picture_rgb scaled = {0}, stretched = {0};
+/* --- plans --- */
+
+/* The sizes through which a picture goes on its way to tiles. */
+struct picture_plan {
+    int resizes; /* of the whole picture in front of the tiles, one after another */
+    int widths[2], heights[2];
+    struct picture shape; /* tiles, their grid and size */
+};
+
+static void add_resize(struct picture_plan *plan, int width, int height) {
+    plan->widths[plan->resizes] = width;
+    plan->heights[plan->resizes++] = height;
+}
+
+static int plan_idefics3(const struct picture_rgb *rgb, const struct picture_form *form, bool low,
+                         struct picture_plan *plan, struct fault *fault) {
     int width = rgb->width, height = rgb->height, rows = 0, columns = 0;
-    const bool splits = form->splits && !whole;
-    *out = NULL;
-    CHECK(form->kind == PICTURE_IDEFICS3);
+    (void)fault;
     scale_longest(form->longest_edge, &width, &height);
-    if (picture_resize(rgb, width, height, form->filter, &scaled)) return no_memory(fault);
-    if (splits) {
+    add_resize(plan, width, height);
+    if (form->splits && !low) {
         stretch_to_tiles(form->tile_edge, &width, &height);
+        add_resize(plan, width, height);
         rows = height / form->tile_edge;
         columns = width / form->tile_edge;
     }
     if (rows * columns == 1) rows = columns = 0;
-    const struct picture shape = {.tiles = rows * columns + 1,
-                                  .rows = rows,
-                                  .columns = columns,
-                                  .tile_width = form->tile_edge,
-                                  .tile_height = form->tile_edge};
-    int rc = open_picture(rgb, form, &shape, out, fault);
-    if (!rc && splits && picture_resize(&scaled, width, height, form->filter, &stretched))
-        rc = no_memory(fault);
-    if (!rc) rc = fill_tiles(splits ? &stretched : &scaled, form, *out, fault);
-    mem_free(scaled.pixels);
-    mem_free(stretched.pixels);
+    plan->shape = (struct picture){.tiles = rows * columns + 1,
+                                   .rows = rows,
+                                   .columns = columns,
+                                   .tile_width = form->tile_edge,
+                                   .tile_height = form->tile_edge};
+    return 0;
+}
+
+/* Returns a side in whole tokens, with divisions in the order of the published processor. */
+static int round_side(int side, double by, int token, double (*round)(double)) {
+    const int whole = (int)round(side / by / token) * token;
+    return whole < token ? token : whole;
+}
+
+/* transformers, smart_resize of Qwen2-VL: sides are multiples of a token's, the number of pixels is
+ * within the bounds, and the ratio of the sides stays as it is within these. */
+static int plan_smart(const struct picture_rgb *rgb, const struct picture_form *form, bool low,
+                      struct picture_plan *plan, struct fault *fault) {
+    const int token = form->token_edge, width = rgb->width, height = rgb->height;
+    const double pixels = (double)width * height;
+    int most = form->max_pixels;
+    if (low && most > PICTURE_LOW_PIXELS)
+        most = form->min_pixels > PICTURE_LOW_PIXELS ? form->min_pixels : PICTURE_LOW_PIXELS;
+    if (width > (int64_t)PICTURE_RATIO_MAX * height || height > (int64_t)PICTURE_RATIO_MAX * width)
+        return fault_set(fault, ERR_LIMIT, NULL,
+                         "the picture has %d x %d pixels; one side may be at most %d times as long "
+                         "as the other",
+                         width, height, PICTURE_RATIO_MAX);
+    int wide = (int)rint((double)width / token) * token,
+        high = (int)rint((double)height / token) * token;
+    if ((int64_t)wide * high > most) {
+        const double by = sqrt(pixels / most);
+        wide = round_side(width, by, token, floor);
+        high = round_side(height, by, token, floor);
+    } else if ((int64_t)wide * high < form->min_pixels) {
+        const double by = sqrt(form->min_pixels / pixels);
+        wide = (int)ceil(width * by / token) * token;
+        high = (int)ceil(height * by / token) * token;
+    }
+    plan->shape = (struct picture){.tiles = 1, .tile_width = wide, .tile_height = high};
+    return 0;
+}
+
+static int (*const planners[])(const struct picture_rgb *rgb, const struct picture_form *form,
+                               bool low, struct picture_plan *plan, struct fault *fault) = {
+    [PICTURE_IDEFICS3] = plan_idefics3,
+    [PICTURE_SMART] = plan_smart,
+};
+
+int picture_prepare(const struct picture_rgb *rgb, const struct picture_form *form, bool low,
+                    struct picture **out, struct fault *fault) {
+    struct picture_rgb resized[2] = {0};
+    struct picture_plan plan = {0};
+    const struct picture_rgb *from = rgb;
+    *out = NULL;
+    CHECK((size_t)form->kind < sizeof planners / sizeof *planners && planners[form->kind]);
+    int rc = planners[form->kind](rgb, form, low, &plan, fault);
+    if (!rc) rc = open_picture(rgb, form, &plan.shape, out, fault);
+    for (int i = 0; i < plan.resizes && !rc; i++, from = &resized[i - 1])
+        if (picture_resize(from, plan.widths[i], plan.heights[i], form->filter, &resized[i]))
+            rc = no_memory(fault);
+    if (!rc) rc = fill_tiles(from, form, *out, fault);
+    mem_free(resized[0].pixels);
+    mem_free(resized[1].pixels);
     if (!rc) return 0;
     picture_drop(*out);
     *out = NULL;

@@ -6,26 +6,36 @@
 #define IDEFICS3_AROUND "<fake_token_around_image>"
 #define IDEFICS3_WHOLE  "<global-img>"
 
+#define QWEN_IMAGE "<|image_pad|>" /* templates write what stands around it */
+
 const char *picture_mark(enum picture_kind kind) {
-    CHECK(kind == PICTURE_IDEFICS3);
-    return IDEFICS3_IMAGE;
+    static const char *const marks[] = {
+        [PICTURE_IDEFICS3] = IDEFICS3_IMAGE,
+        [PICTURE_SMART] = QWEN_IMAGE,
+    };
+    CHECK((size_t)kind < sizeof marks / sizeof *marks && marks[kind]);
+    return marks[kind];
 }
 
-static void write_tile(const struct picture *picture, struct buf *out) {
-    for (int i = 0; i < picture->tile_tokens; i++) buf_str(out, IDEFICS3_IMAGE);
+static void write_tile(const struct picture *picture, const char *mark, struct buf *out) {
+    for (int i = 0; i < picture->tile_tokens; i++) buf_str(out, mark);
 }
 
 void picture_write_prompt(enum picture_kind kind, const struct picture *picture, struct buf *out) {
-    CHECK(kind == PICTURE_IDEFICS3);
+    const char *mark = picture_mark(kind);
+    if (kind == PICTURE_SMART) {
+        write_tile(picture, mark, out);
+        return;
+    }
     for (int row = 1; row <= picture->rows; row++) {
         for (int column = 1; column <= picture->columns; column++) {
             buf_fmt(out, IDEFICS3_AROUND "<row_%d_col_%d>", row, column);
-            write_tile(picture, out);
+            write_tile(picture, mark, out);
         }
         buf_char(out, '\n');
     }
     if (picture->rows) buf_char(out, '\n');
     buf_str(out, IDEFICS3_AROUND IDEFICS3_WHOLE);
-    write_tile(picture, out);
+    write_tile(picture, mark, out);
     buf_str(out, IDEFICS3_AROUND);
 }

@@ -152,13 +152,17 @@ static int copy_picture(const struct picture_rgb *from, struct picture_rgb *out)
 
 int picture_resize(const struct picture_rgb *from, int width, int height,
                    enum picture_filter filter, struct picture_rgb *out) {
-    struct picture_rgb wide = {0};
+    struct picture_rgb between = {0};
     *out = (struct picture_rgb){0};
     if (width == from->width && height == from->height) return copy_picture(from, out);
     if (width == from->width) return resize_columns(from, height, filter, out);
     if (height == from->height) return resize_rows(from, width, filter, out);
-    int rc = resize_rows(from, width, filter, &wide);
-    if (!rc) rc = resize_columns(&wide, height, filter, out);
-    mem_free(wide.pixels);
+    const bool columns_first = from->height > 100 * from->width && height < from->height;
+    int rc = columns_first ? resize_columns(from, height, filter, &between)
+                           : resize_rows(from, width, filter, &between);
+    if (!rc)
+        rc = columns_first ? resize_rows(&between, width, filter, out)
+                           : resize_columns(&between, height, filter, out);
+    mem_free(between.pixels);
     return rc;
 }

@@ -61,7 +61,7 @@ static int read_picture(const struct oai_picture *from, const struct picture_for
     int rc = decode_base64(from, &bytes, &size, fault);
     if (!rc) rc = picture_read(bytes, size, deadline, &rgb, fault);
     mem_free(bytes);
-    if (!rc) rc = picture_prepare(&rgb, form, from->whole, out, fault);
+    if (!rc) rc = picture_prepare(&rgb, form, from->low, out, fault);
     mem_free(rgb.pixels);
     return rc;
 }

@@ -4,6 +4,7 @@
 
 resized.inc    resizes of a picture made by a formula (samples.h), by Pillow
 prepared.inc   the tiles of transformers' Idefics3 processor that works with Pillow, as bytes
+smart.inc      the pictures of its Qwen2-VL processor, without the order of patches
 decoded.inc    small files in several formats and their pixels over white, by Pillow
 corpus         the same files, and ones that would be large, for tests/fuzz/fuzz_picture.c
 """
@@ -19,14 +20,19 @@ from PIL import Image
 
 try:
     from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil as Processor
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil as SmartProcessor
 except ImportError:  # before version 5
     from transformers import Idefics3ImageProcessor as Processor
+    from transformers import Qwen2VLImageProcessor as SmartProcessor
 
 RESIZES = [(40, 30, 20, 15), (20, 15, 57, 33), (64, 64, 64, 31), (33, 64, 80, 64), (300, 7, 11, 5), (5, 5, 1, 1), (1, 1, 9, 4),
-           (128, 96, 127, 97), (200, 100, 64, 64), (37, 211, 37, 211)]
+           (128, 96, 127, 97), (3, 302, 9, 77), (3, 300, 9, 77), (200, 100, 64, 64), (37, 211, 37, 211)]
 PICTURES = [(100, 100), (640, 480), (480, 640), (1000, 100), (100, 1000), (7, 1), (1, 1), (333, 250), (250, 333), (64, 64), (65, 63), (255, 257)]
 # longest edge, edge of a tile, whether the picture is divided
 FORMS = [(256, 64, True), (64, 64, True), (182, 91, True), (256, 64, False), (182, 91, False)]
+# sides of a patch and of the patches that are joined, least and most pixels
+SMART_FORMS = [(14, 2, 56 * 56, 28 * 28 * 100), (16, 2, 65536, 4 * 65536), (4, 2, 64, 64 * 64), (14, 1, 56 * 56, 28 * 28 * 800)]
+SMART_PICTURES = [*PICTURES, (28, 28), (42, 70), (14, 14), (1000, 5), (5, 1000), (4, 600), (980, 700)]
 
 
 def sample(width, height):
@@ -58,6 +64,22 @@ def pictures():
             assert np.abs((tiles / 255 - mean) / std - values).max() < 1e-5
             yield (f"{{{width}, {height}, {longest}, {edge}, {str(splits).lower()}, {made['rows'][0][0]}, {made['cols'][0][0]}, "
                    f"{len(tiles)}, {sums(tiles)}}},")
+
+
+def smart():
+    for patch, merge, least, most in SMART_FORMS:
+        mean, std = np.array([0.48, 0.45, 0.4]), np.array([0.26, 0.25, 0.27])
+        processor = SmartProcessor(patch_size=patch, merge_size=merge, min_pixels=least, max_pixels=most, image_mean=list(mean), image_std=list(std))
+        for width, height in SMART_PICTURES:
+            made = processor(Image.fromarray(sample(width, height)), return_tensors="np")
+            _, high, wide = made["image_grid_thw"][0]
+            values = np.asarray(made["pixel_values"]).reshape(high // merge, wide // merge, merge, merge, 3, 2, patch, patch)
+            assert (values[:, :, :, :, :, 0] == values[:, :, :, :, :, 1]).all()
+            values = values[:, :, :, :, :, 0].transpose(4, 0, 2, 5, 1, 3, 6).reshape(3, high * patch, wide * patch)
+            mean3, std3 = mean.reshape(3, 1, 1), std.reshape(3, 1, 1)
+            tile = np.rint((values * std3 + mean3) * 255).astype(np.uint8)
+            assert np.abs((tile / 255 - mean3) / std3 - values).max() < 1e-5
+            yield f"{{{width}, {height}, {patch * merge}, {least}, {most}, {wide * patch}, {high * patch}, {sums(tile)}}},"
 
 
 def framed(data, local=False):
@@ -155,7 +177,7 @@ def main():
     args = ap.parse_args()
     out = args.out
     corpus(args.corpus)
-    for name, rows in [("resized", resizes()), ("prepared", pictures()), ("decoded", files())]:
+    for name, rows in [("resized", resizes()), ("prepared", pictures()), ("smart", smart()), ("decoded", files())]:
         (out / f"{name}.inc").write_text("/* Written by training/make_pictures.py. */\n" + "\n".join(rows) + "\n")
 
 

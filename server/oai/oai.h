@@ -166,7 +166,7 @@ struct oai_file {
 struct oai_picture {
     const char *base64;
     size_t size;
-    bool whole;        /* the client wants only one tile of it: "detail": "low" */
+    bool low;          /* the client wants few details of it: "detail": "low" */
     const char *field; /* the place in the body; in the arena */
 };
 

@@ -50,10 +50,10 @@ static const char *read_address(const struct oai_reader *r, const char *address,
     return comma + 1;
 }
 
-/* Reads the detail that the client wants: "low" is one tile. The models' own names for it, such as
- * "original", are as good as "high". */
+/* Reads the detail that the client wants: "low" is few tokens. The models' own names for it, such
+ * as "original", are as good as "high". */
 static int read_detail(const struct oai_reader *r, const cJSON *object, const char *path,
-                       bool *whole) {
+                       bool *low) {
     const cJSON *detail = json_get(object, "detail");
     char field[OAI_PATH];
     oai_path(field, "%s.detail", path);
@@ -64,7 +64,7 @@ static int read_detail(const struct oai_reader *r, const cJSON *object, const ch
         strcmp(name, "original") != 0)
         return oai_invalid(r, field, "expected 'low', 'high', 'auto' or 'original', found '%.32s'",
                            name);
-    *whole = strcmp(name, "low") == 0;
+    *low = strcmp(name, "low") == 0;
     return 0;
 }
 
@@ -116,16 +116,28 @@ int oai_add_picture(struct oai_reader *r, const cJSON *part, const char *path) {
     const struct picture_part *kind = find_picture_part(part);
     const cJSON *source;
     char field[OAI_PATH];
-    bool whole = false;
+    bool low = false;
     if (kind->bare && check_source(r, part, path)) return -1;
     if (find_source(r, part, path, kind, field, &source)) return -1;
     const char *base64 =
         kind->bare ? source->valuestring : read_address(r, source->valuestring, field);
-    if (!base64 || read_detail(r, part, path, &whole)) return -1;
+    if (!base64 || read_detail(r, part, path, &low)) return -1;
     if (cJSON_IsObject(json_get(part, kind->outer))) {
         char outer[OAI_PATH];
         oai_path(outer, "%s.%s", path, kind->outer);
-        if (read_detail(r, json_get(part, kind->outer), outer, &whole)) return -1;
+        if (read_detail(r, json_get(part, kind->outer), outer, &low)) return -1;
     }
+<<<<<<< HEAD
     return store_picture(r, base64, whole, field);
+=======
+    if (r->out->picture_count == OAI_PICTURES_MAX)
+        return oai_invalid(r, field, "a request may have at most %d pictures", OAI_PICTURES_MAX);
+    if (!r->out->pictures)
+        r->out->pictures = arena_alloc(r->arena, OAI_PICTURES_MAX, sizeof *r->out->pictures);
+    const char *name = arena_strndup(r->arena, field, strlen(field));
+    if (!r->out->pictures || !name) return oai_no_memory(r);
+    r->out->pictures[r->out->picture_count++] =
+        (struct oai_picture){base64, strlen(base64), low, name};
+    return 0;
+>>>>>>> 42e7d932 (Pictures: Qwen2-VL's sizes and prompts; resizing of very narrow pictures as Pillow does it)
 }

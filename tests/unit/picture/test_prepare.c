@@ -52,6 +52,78 @@ Test(picture_prepare, has_the_tiles_of_the_processor) {
     }
 }
 
+/* As smart.inc has them: a picture, the form, and the size and sums of the tile. */
+struct smart {
+    int width, height, token_edge, min_pixels, max_pixels;
+    int tile_width, tile_height;
+    struct sums sums;
+};
+static const struct smart smarts[] = {
+#include "tests/unit/picture/smart.inc"
+};
+
+static struct picture_form smart_form(int token_edge, int min_pixels, int max_pixels) {
+    struct picture_form form = smol;
+    form.kind = PICTURE_SMART;
+    form.filter = PICTURE_BICUBIC;
+    form.tile_edge = form.longest_edge = 0;
+    form.token_edge = token_edge;
+    form.min_pixels = min_pixels;
+    form.max_pixels = max_pixels;
+    form.tile_tokens_max = picture_smart_tokens(&form);
+    return form;
+}
+
+Test(picture_prepare, has_the_shape_and_pixels_of_the_processor) {
+    for (size_t i = 0; i < sizeof smarts / sizeof *smarts; i++) {
+        const struct smart *s = &smarts[i];
+        const struct picture_form form = smart_form(s->token_edge, s->min_pixels, s->max_pixels);
+        cr_assert_eq(picture_check_form(&form, NULL), 0);
+        struct picture *p = prepare(s->width, s->height, &form, false);
+        cr_assert(p->tiles == 1 && p->rows == 0 && p->tile_width == s->tile_width &&
+                      p->tile_height == s->tile_height,
+                  "row %zu: %d x %d", i, p->tile_width, p->tile_height);
+        cr_assert(picture_is_of_form(p, &form), "row %zu: %d tokens, at most %d", i, p->tile_tokens,
+                  form.tile_tokens_max);
+        expect_sums(p->pixels, 3 * (size_t)(p->tile_width * p->tile_height), s->sums, "row %zu", i);
+        picture_drop(p);
+    }
+}
+
+Test(picture_prepare, low_detail_is_a_small_tile) {
+    const struct picture_form form = smart_form(28, 56 * 56, 28 * 28 * 4096),
+                              least = smart_form(28, 600 * 600, 28 * 28 * 4096);
+    struct picture *high = prepare(1500, 1000, &form, false),
+                   *low = prepare(1500, 1000, &form, true),
+                   *large = prepare(1500, 1000, &least, true);
+    cr_expect(high->tile_width == 1512 && high->tile_height == 1008);
+    cr_expect(low->tile_width == 616 && low->tile_height == 392, "%d x %d", low->tile_width,
+              low->tile_height);
+    cr_expect(low->tile_width * low->tile_height <= PICTURE_LOW_PIXELS);
+    cr_expect(large->tile_width * large->tile_height > PICTURE_LOW_PIXELS);
+    cr_expect(large->tile_width * large->tile_height <= least.min_pixels);
+    picture_drop(high);
+    picture_drop(low);
+    picture_drop(large);
+}
+
+static void expect_shape_refused(int width, int height, const struct picture_form *form) {
+    struct picture_rgb rgb = sample_picture(width, height);
+    struct picture *picture;
+    struct fault fault = {0};
+    cr_expect_eq(picture_prepare(&rgb, form, false, &picture, &fault), ERR_LIMIT, "%d x %d", width,
+                 height);
+    cr_expect_null(picture);
+    mem_free(rgb.pixels);
+}
+
+Test(picture_prepare, refuses_shapes_that_are_too_long) {
+    const struct picture_form form = smart_form(28, 56 * 56, 28 * 28 * 1280);
+    expect_shape_refused(201, 1, &form);
+    expect_shape_refused(1, 201, &form);
+    picture_drop(prepare(200, 1, &form, false));
+}
+
 Test(picture_prepare, makes_one_tile_where_the_client_or_the_model_wants_one) {
     struct picture_form plain = smol, small = smol;
     plain.splits = false;
@@ -106,6 +178,10 @@ Test(picture_prepare, writes_the_prompt_of_the_processor) {
     cr_expect_str_eq(text.data,
                      "<fake_token_around_image><global-img><image><fake_token_around_image>");
     cr_expect_str_eq(picture_mark(PICTURE_IDEFICS3), "<image>");
+    buf_clear(&text);
+    picture.tile_tokens = 2;
+    picture_write_prompt(PICTURE_SMART, &picture, &text);
+    cr_expect_str_eq(text.data, "<|image_pad|><|image_pad|>");
     buf_close(&text);
 }
 
@@ -138,6 +214,26 @@ Test(picture_prepare, refuses_impossible_forms) {
         if (change.deviation[0] != 0) form.deviation[0] = change.deviation[0];
         cr_expect_neq(picture_check_form(&form, &fault), 0, "row %zu", i);
         cr_expect_str_eq(fault.field, rows[i].field, "row %zu: %s", i, fault.field);
+    }
+    const struct picture_form smart = smart_form(28, 56 * 56, 28 * 28 * 4096);
+    static const struct {
+        const char *field;
+        int token_edge, min_pixels, max_pixels;
+    } smart_rows[] = {{"patch_size", -1, 0, 0},
+                      {"patch_size", 4097, 0, 0},
+                      {"size.shortest_edge", 0, -1, 0},
+                      {"size.shortest_edge", 0, 0, 55 * 56},
+                      {"size.longest_edge", 0, 0, 28 * 28 * 4097}};
+    cr_expect_eq(picture_check_form(&smart, NULL), 0);
+    for (size_t i = 0; i < sizeof smart_rows / sizeof *smart_rows; i++) {
+        struct picture_form form = smart;
+        struct fault fault = {0};
+        if (smart_rows[i].token_edge) form.token_edge = smart_rows[i].token_edge;
+        if (smart_rows[i].min_pixels) form.min_pixels = smart_rows[i].min_pixels;
+        if (smart_rows[i].max_pixels) form.max_pixels = smart_rows[i].max_pixels;
+        form.tile_tokens_max = picture_smart_tokens(&form);
+        cr_expect_neq(picture_check_form(&form, &fault), 0, "row %zu", i);
+        cr_expect_str_eq(fault.field, smart_rows[i].field, "row %zu: %s", i, fault.field);
     }
     struct picture_form flat = smol;
     flat.deviation[2] = 0;
