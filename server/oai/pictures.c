@@ -95,7 +95,7 @@ static int check_source(const struct oai_reader *r, const cJSON *part, const cha
     return oai_invalid(r, field, "keepd fetches no pictures: expected 'base64'");
 }
 
-static int store_picture(struct oai_reader *r, const char *base64, bool whole, const char *field) {
+static int store_picture(struct oai_reader *r, const char *base64, bool low, const char *field) {
     if (r->out->picture_count == OAI_PICTURES_MAX)
         return oai_invalid(r, field, "a request may have at most %d pictures", OAI_PICTURES_MAX);
     if (!r->out->pictures)
@@ -103,7 +103,7 @@ static int store_picture(struct oai_reader *r, const char *base64, bool whole, c
     const char *name = arena_strndup(r->arena, field, strlen(field));
     if (!r->out->pictures || !name) return oai_no_memory(r);
     r->out->pictures[r->out->picture_count++] =
-        (struct oai_picture){base64, strlen(base64), whole, name};
+        (struct oai_picture){base64, strlen(base64), low, name};
     return 0;
 }
 
@@ -127,17 +127,5 @@ int oai_add_picture(struct oai_reader *r, const cJSON *part, const char *path) {
         oai_path(outer, "%s.%s", path, kind->outer);
         if (read_detail(r, json_get(part, kind->outer), outer, &low)) return -1;
     }
-<<<<<<< HEAD
-    return store_picture(r, base64, whole, field);
-=======
-    if (r->out->picture_count == OAI_PICTURES_MAX)
-        return oai_invalid(r, field, "a request may have at most %d pictures", OAI_PICTURES_MAX);
-    if (!r->out->pictures)
-        r->out->pictures = arena_alloc(r->arena, OAI_PICTURES_MAX, sizeof *r->out->pictures);
-    const char *name = arena_strndup(r->arena, field, strlen(field));
-    if (!r->out->pictures || !name) return oai_no_memory(r);
-    r->out->pictures[r->out->picture_count++] =
-        (struct oai_picture){base64, strlen(base64), low, name};
-    return 0;
->>>>>>> 42e7d932 (Pictures: Qwen2-VL's sizes and prompts; resizing of very narrow pictures as Pillow does it)
+    return store_picture(r, base64, low, field);
 }
