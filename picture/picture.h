@@ -58,7 +58,7 @@ struct picture_form {
                             own shape decides */
     int longest_edge;    /* the longer side is resized to this first ("size.longest_edge") */
     bool splits;         /* do_image_splitting: false = the whole picture as one tile, no others */
-    int min_pixels, max_pixels; /* of a tile that has the picture's shape ("size.shortest_edge",
+    int min_pixels, max_pixels; /* bounds of a tile with the picture's shape ("size.shortest_edge",
                                    "size.longest_edge") */
     double rescale;             /* rescale_factor, usually 1 / 255 */
     float mean[3];              /* "image_mean", of red, green, blue */

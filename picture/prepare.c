@@ -142,7 +142,7 @@ static int fill_tiles(const struct picture_rgb *from, const struct picture_form 
 
 /* The sizes through which a picture goes on its way to tiles. */
 struct picture_plan {
-    int resizes; /* of the whole picture in front of the tiles, one after another */
+    int resizes; /* sizes of the whole picture in front of the tiles, one after another */
     int widths[2], heights[2];
     struct picture shape; /* tiles, their grid and size */
 };

@@ -6,7 +6,8 @@
 
 #include "picture/picture.h"
 
-#define PICTURE_RATIO_MAX 200 /* of a picture's sides, where its shape decides on the tile */
+#define PICTURE_RATIO_MAX 200 /* ratio of a picture's sides, where its shape decides on the tile   \
+                               */
 
 extern atomic_int_fast64_t prepared_bytes; /* the tiles of all pictures that are there */
 
