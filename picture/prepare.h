@@ -6,8 +6,9 @@
 
 #include "picture/picture.h"
 
-#define PICTURE_RATIO_MAX 200 /* ratio of a picture's sides, where its shape decides on the tile   \
-                               */
+/* Sides of a picture whose shape decides on the tile: the longer one by the shorter one, at most.
+ */
+#define PICTURE_RATIO_MAX 200
 
 extern atomic_int_fast64_t prepared_bytes; /* the tiles of all pictures that are there */
 
