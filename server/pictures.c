@@ -104,6 +104,7 @@ int prepare_pictures(struct exchange *ex) {
         struct fault fault = {0};
         if (read_picture(&request->pictures[i], form, deadline, &ex->pictures[i], &fault))
             return refuse_picture(ex, &request->pictures[i], &fault);
+        request->pictures[i].prepared = ex->pictures[i];
         ex->picture_count++;
         tokens += (int64_t)ex->pictures[i]->tiles * ex->pictures[i]->tile_tokens;
         if (check_picture_tokens(ex, tokens)) return -1;

@@ -166,8 +166,9 @@ struct oai_file {
 struct oai_picture {
     const char *base64;
     size_t size;
-    bool low;          /* the client wants few details of it: "detail": "low" */
-    const char *field; /* the place in the body; in the arena */
+    bool low;                       /* the client wants few details of it: "detail": "low" */
+    const char *field;              /* the place in the body; in the arena */
+    const struct picture *prepared; /* once it is decoded; the exchange's */
 };
 
 /* The parts of a prompt that edits of the context have left out (edits.h), and their tokens. */

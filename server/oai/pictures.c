@@ -103,7 +103,7 @@ static int store_picture(struct oai_reader *r, const char *base64, bool low, con
     const char *name = arena_strndup(r->arena, field, strlen(field));
     if (!r->out->pictures || !name) return oai_no_memory(r);
     r->out->pictures[r->out->picture_count++] =
-        (struct oai_picture){base64, strlen(base64), low, name};
+        (struct oai_picture){.base64 = base64, .size = strlen(base64), .low = low, .field = name};
     return 0;
 }
 

@@ -69,6 +69,39 @@ static void texts_write_piece(struct buf *out, const struct engine *engine, int3
     buf_char(out, '}');
 }
 
+/* Writes which part of its picture a tile shows: left, top, right and bottom, in widths and heights
+ * of the picture. */
+static void write_area(struct buf *out, const struct picture *picture, int tile) {
+    const bool whole = tile >= picture->rows * picture->columns;
+    const int rows = whole ? 1 : picture->rows, columns = whole ? 1 : picture->columns;
+    const int row = whole ? 0 : tile / columns, column = whole ? 0 : tile % columns;
+    buf_fmt(out, "\"area\":[%.9g,%.9g,%.9g,%.9g]", (double)column / columns, (double)row / rows,
+            (double)(column + 1) / columns, (double)(row + 1) / rows);
+}
+
+/* Writes which tokens show which part of which picture. */
+static void write_pictures(struct buf *out, const struct oai_request *request,
+                           const struct engine_ids *ids) {
+    int i = 0;
+    for (int p = 0; p < request->picture_count; p++) {
+        const struct picture *picture = request->pictures[p].prepared;
+        buf_fmt(out, "%s{\"width\":%d,\"height\":%d,\"parts\":[", p ? "," : "\"pictures\":[",
+                picture->width, picture->height);
+        for (int first = 0, begin = i; i < ids->picture_row_count; i++) {
+            const struct picture_rows *rows = &ids->picture_rows[i];
+            if (rows->picture != p) break;
+            first = i > begin && rows[-1].tile == rows->tile ? first + rows[-1].count : 0;
+            buf_fmt(out, "%s{\"at\":%zu,\"count\":%d,\"first\":%d,\"rows\":%d,\"columns\":%d,",
+                    i > begin ? "," : "", rows->at, rows->count, first, picture->tile_rows,
+                    picture->tile_columns);
+            write_area(out, picture, rows->tile);
+            buf_char(out, '}');
+        }
+        buf_str(out, "]}");
+    }
+    if (request->picture_count) buf_str(out, "],");
+}
+
 static void write_tokens(struct buf *out, const struct oai_rules *rules,
                          const struct oai_request *request, const struct engine_ids *ids) {
     const struct engine *engine = rules->engine;
@@ -81,7 +114,9 @@ static void write_tokens(struct buf *out, const struct oai_rules *rules,
         else
             buf_int(out, ids->ids[i]);
     }
-    buf_str(out, "],\"token_strs\":");
+    buf_str(out, "],");
+    write_pictures(out, request, ids);
+    buf_str(out, "\"token_strs\":");
     buf_str(out, request->return_token_strs ? "[" : "null}");
     if (!request->return_token_strs) return;
     for (size_t i = 0; i < ids->count; i++) {

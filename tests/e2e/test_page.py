@@ -1,10 +1,12 @@
 """The page at / in Debian's Chromium: real keys and clicks, on the daemon with the bundled model.
 
 KEEPD_SCREENSHOTS names a folder for pictures at 1280 and 390 pixels, light and dark (docs/page*.png, with 64 colours)."""
+import base64
 import json
 import os
 import pathlib
 import shutil
+import sys
 
 import pytest
 import requests
@@ -443,3 +445,63 @@ def test_by_keyboard_alone(visit):
     assert active().get_attribute("id") == "reply"
     active().send_keys("By keys", Keys.ENTER)
     page.wait(lambda: page.names()[0].endswith("By keys"))
+
+
+# Drops a file of these bytes, in base64, on the chat.
+DROP = """
+const [bytes, name, type] = arguments, transfer = new DataTransfer();
+transfer.items.add(new File([Uint8Array.from(atob(bytes), c => c.charCodeAt(0))], name, {type}));
+for (const kind of ['dragover', 'drop'])
+  document.getElementById('input').dispatchEvent(new DragEvent(kind, {dataTransfer: transfer, bubbles: true, cancelable: true}));
+"""
+# Each square: where it lies over its picture, in percent, and its class.
+PATCHES = ("return [...document.querySelectorAll('#held figure')].map(f => [...f.querySelectorAll('span')].map(s => "
+           "[s.style.left, s.style.top, s.style.width, s.style.height, s.className]))")
+
+
+def test_a_picture_and_what_is_kept_of_it(visit, tmp_path):
+    pytest.importorskip("numpy")
+    sys.path.insert(0, str(ROOT / "tests/python"))
+    from vision_model import EDGE, write_model
+    from test_pictures import picture, png
+    file = tmp_path / "picture.png"
+    file.write_bytes(png(picture(1)))
+    page = visit("--model", str(write_model(tmp_path / "eyes", longest=2 * EDGE)), "--kv-policy", "streaming")
+    page.wait(lambda: page.one("#model").text)
+    page.driver.execute_script(DROP, base64.b64encode(b"text").decode(), "words.txt", "text/plain")
+    page.wait(lambda: page.one("#status").text == "words.txt is no picture.")
+    page.one("#file").send_keys(str(file))
+    page.wait(lambda: len(page.all("#attached img")) == 1)
+    page.driver.execute_script(DROP, base64.b64encode(file.read_bytes()).decode(), "b.png", "image/png")
+    page.wait(lambda: len(page.all("#attached img")) == 2)
+    page.all("#attached button")[0].click()
+    assert len(page.all("#attached img")) == 1
+    page.driver.execute_script("document.getElementById('tokens').value = 8")
+    page.budget(SMALL)
+    page.send("What is it?")
+    assert not page.all("#attached img") and len(page.all(".user img")) == 1
+    side = EDGE // 8
+    divided, whole = page.driver.execute_script(PATCHES)
+    assert len(divided) == 2 * side * side and len(whole) == side * side
+    lefts = {round(float(patch[0][:-1]), 3) for patch in divided}
+    assert lefts == {round(50 * i / side, 3) for i in range(2 * side)}
+    shades = {patch[4] for patch in divided + whole}
+    assert "k0" in shades and len(shades) > 1  # some squares are gone, others are held
+    page.picture("page-picture")
+    page.all("#held figure span")[-1].click()
+    assert f"picture 1, row {side}, column {side}" in page.one("#token-text").text
+    page.one("#time").send_keys(Keys.HOME)
+    assert all("late" in patch[4] for patch in page.driver.execute_script(PATCHES)[1])
+    page.driver.refresh()
+    page.wait(lambda: page.one("#model").text and len(page.all(".user img")) == 1)
+    page.driver.execute_script("document.getElementById('tokens').value = 8")
+    page.send("And now?")
+    assert len(page.all("#held figure")) == 2  # the picture is part of the conversation
+
+
+def test_a_model_without_eyes_takes_no_pictures(visit):
+    page = visit()
+    page.ready()
+    assert not page.one("#picture").is_displayed()
+    page.driver.execute_script(DROP, base64.b64encode(b"x").decode(), "a.png", "image/png")
+    page.wait(lambda: page.one("#status").text == "This model sees no pictures.")

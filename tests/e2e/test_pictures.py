@@ -215,6 +215,21 @@ def test_the_terminal_client_shows_a_picture(daemon, model, tmp_path):
     assert run.returncode == 1 and "this is no picture" in run.stderr, run.stderr
 
 
+def test_tokens_have_places_in_pictures(daemon, model):
+    d = daemon("--model", str(model), *FLAGS)
+    r = requests.post(d.url + "/tokenize", json={"messages": ask(picture(1), picture(2)), "with_pieces": True}, timeout=60).json()
+    side = EDGE // 8
+    for shown in r["pictures"]:
+        assert (shown["width"], shown["height"]) == (2 * EDGE, EDGE)
+        assert [part["area"] for part in shown["parts"]] == [[0, 0, 0.5, 1], [0.5, 0, 1, 1], [0, 0, 1, 1]]
+        for part in shown["parts"]:
+            assert (part["rows"], part["columns"], part["first"], part["count"]) == (side, side, 0, side * side)
+    marks = [i for i, token in enumerate(r["tokens"]) if token["piece"] == "<image>"]
+    assert marks == [part["at"] + i for shown in r["pictures"] for part in shown["parts"] for i in range(part["count"])]
+    r = requests.post(d.url + "/tokenize", json={"messages": [{"role": "user", "content": "a"}]}, timeout=60).json()
+    assert "pictures" not in r
+
+
 def test_evictions_of_pictures(daemon, model, reference):
     """The report says what is left of a picture, and the answer is that of these entries."""
     d = daemon("--model", str(model), *FLAGS)
