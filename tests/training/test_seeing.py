@@ -63,7 +63,7 @@ def test_a_daemon_answers_as_the_network(trained):
     ids = tokenizer.encode(corpus.render([{"role": "user", "content": scenes.SHOWN + scene.questions[0][0]}]) + "<|im_start|>assistant\n",
                            add_special_tokens=False).ids
     with torch.no_grad():
-        logits = net(torch.tensor([ids]), torch.arange(len(ids))[None], torch.from_numpy(scene.picture)[None],
+        logits = net(torch.tensor([ids]), torch.arange(len(ids))[None], torch.tensor(scene.picture)[None],
                      tokenizer.token_to_id(scenes.IMAGE))
     wanted = logits[0, -1].log_softmax(-1)
     with serve(model, "--kv-dtype", "f32", "--cpu-activations", "f32", "--fit", "never") as url:
