@@ -19,7 +19,7 @@ import corpus
 SIDE = 128
 ROWS = 64                                    # rows of embeddings of a picture: a patch has 8 pixels, and 2 x 2 are joined
 IMAGE, FAKE, GLOBAL = "<image>", "<fake_token_around_image>", "<global-img>"
-SHOWN = FAKE + GLOBAL + IMAGE * ROWS + FAKE  # what the published processor puts in a picture's place
+SHOWN = FAKE + GLOBAL + IMAGE * ROWS + FAKE  # the published processor puts it in a picture's place
 
 COLOURS = {"red": (214, 40, 40), "green": (42, 157, 70), "blue": (38, 84, 200), "yellow": (240, 200, 30), "purple": (140, 60, 170),
            "orange": (240, 130, 30), "black": (30, 30, 30), "grey": (140, 140, 140)}
@@ -152,7 +152,7 @@ def scene(w, kind=None):
 
 @dataclass
 class Seen(corpus.Dialogue):
-    pictures: list = field(default_factory=list)               # as their marks stand in the messages
+    pictures: list = field(default_factory=list)               # in the order of their marks in the messages
 
     def show(self, scene, question, answer):
         self.pictures.append(scene.picture)
