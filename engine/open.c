@@ -509,6 +509,7 @@ static int prepare_caches(struct engine *e, struct sched_options *so, struct fau
     so->kv.positions = e->info.max_model_len;
     so->kv.can_shift = ops_of(e)->shift != NULL;
     so->kv.unrotated = !model_config_rotates_alike(model_config(model_of(e)));
+    so->kv.axes = model_config(model_of(e))->axes != NULL;
     so->kv.latent = model_config(model_of(e))->latent.rank > 0;
     so->kv.latent_unread = so->kv.latent && !ops_of(e)->reads_latent;
     if (rc == 0) rc = name_option(sched_check_rule(&so->kv, &so->kv.defaults, fault), fault);

@@ -389,7 +389,16 @@ struct kern_span {
 /* Rows whose embeddings are not looked up but given; their tokens are 0. */
 struct kern_given {
     int32_t row, count;
-    const float *rows; /* [count, d_model] host memory, valid until the step's end */
+    int deep; /* further vectors of each row, which are added to its hidden state behind layers 0 to
+                 deep - 1 (DeepStack, arXiv 2406.04334); below the number of layers */
+    const float *rows; /* [count, 1 + deep, d_model] host memory, valid until the step's end */
+};
+
+/* Places of a token in three dimensions: time, height, width (M-RoPE, arXiv 2409.12191). In text
+ * the three are equal. */
+enum { KERN_AXES = 3 };
+struct kern_place {
+    int32_t axis[KERN_AXES];
 };
 
 struct kern_batch {
@@ -399,6 +408,9 @@ struct kern_batch {
     int span_count;
     const struct kern_given *given; /* [given_count] read by the model, not by backends */
     int given_count;
+    /* [rows] where a row's three places differ; backends on a device refuse them (CHECK). NULL: a
+     * row's places are its position less what its span is behind. */
+    const struct kern_place *places;
 };
 
 /* Activation of gated products. GELU in its tanh form: g * sigmoid(1.5957691 (g + 0.044715 g^3)).
@@ -464,10 +476,13 @@ struct kern_query_scale {
 /* Rotary embedding, rotate-half pairs (j, j + D/2) of the numbers that rotate (all of a head,
  * unless kern_cache_options.latent says otherwise); cos and sin of place * inv_freq[j], both times
  * `scale` (1 unless the model says so). The place of a token is its position until the sequence is
- * shifted (struct kern_shift). RoFormer, arXiv 2104.09864. */
+ * shifted (struct kern_shift), and less behind pictures that have fewer places than rows (struct
+ * kern_place). RoFormer, arXiv 2104.09864. */
 struct kern_rope {
     const float *inv_freq; /* a number for each pair, host memory, valid as long as the model; a
                               pair with frequency 0 is not changed, not even by `scale` */
+    const uint8_t *axes;   /* which of a row's three places each pair is rotated by, host memory
+                              that belongs to inv_freq; NULL: all by the first */
     float scale;
     struct kern_query_scale query_scale;
     int layer;           /* the cache's number of the layer whose heads the rows have */

@@ -306,9 +306,13 @@ static int read_config(cJSON *root, int context, struct model_config *out, struc
     if (!rc) rc = read_dtype(root, out, fault);
     if (!rc) rc = read_tokens(root, out, fault);
     if (rc) return rc;
-    const struct model_rope rope = {
-        family->rope_theta,     family->local_rope,  family->local_theta,
-        family->partial_rotary, family->query_scale, family->gemma4 ? "proportional" : "default"};
+    const struct model_rope rope = {.theta = family->rope_theta,
+                                    .local = family->local_rope,
+                                    .local_theta = family->local_theta,
+                                    .rotary = family->partial_rotary,
+                                    .query_scale = family->query_scale,
+                                    .kind = family->gemma4 ? "proportional" : "default",
+                                    .sections = family->sections};
     return model_config_read_rope(root, &rope, context, out, fault);
 }
 

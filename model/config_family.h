@@ -17,6 +17,7 @@
 
 #include <cjson/cJSON.h>
 
+#include "model/config_rope.h"
 #include "model/model.h"
 
 #define LAYERS_MAX 512
@@ -78,8 +79,9 @@ struct family {
     bool gpt_oss;         /* biases, learned sinks, clamped SwiGLU, experts in MXFP4 */
     bool stacked_experts; /* see struct model_config */
     bool query_scale;     /* rope_parameters may have "llama_4_scaling_beta" */
-    bool from_last;       /* every n-th layer is counted from the last one */
-    bool from_first;      /* the first layer is one of them */
+    struct model_sections sections;
+    bool from_last;            /* every n-th layer is counted from the last one */
+    bool from_first;           /* the first layer is one of them */
     bool sigmoid, select_bias; /* see struct model_config */
     bool shared_experts;       /* n_shared_experts, which together are that many times as wide */
     int shared_gate_ff;   /* one shared expert with a gate: shared_expert_intermediate_size when the

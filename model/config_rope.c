@@ -202,7 +202,7 @@ static const struct rope_kind {
     double (*scale)(const struct rope *rope, int j, double inv);
 } rope_kinds[] = {
     {"default", NULL, NULL},
-    {"mrope", NULL, NULL}, /* the three positions of a token are equal in text */
+    {"mrope", NULL, NULL}, /* "default", with "mrope_section" */
     {"linear", rope_read_linear, rope_linear},
     {"llama3", rope_read_llama3, rope_llama3},
     {"yarn", rope_read_yarn, rope_yarn},
@@ -322,6 +322,54 @@ static int read_query_scale(const struct rope *rope, bool may, struct model_conf
     return 0;
 }
 
+/* Reads how pairs are divided among the three places of a token. */
+static int read_sections(const struct rope *rope, struct model_sections *out, struct fault *fault) {
+    static const char key[] = "mrope_section", flag[] = "mrope_interleaved";
+    const cJSON *list = json_get(rope->node, key), *item;
+    bool interleaved = out->axes == AXES_INTERLEAVED;
+    char field[64];
+    int count = 0;
+    snprintf(field, sizeof field, "%s.%s", rope->path, key);
+    cJSON_ArrayForEach(item, list) {
+        int64_t pairs = -1;
+        if (json_node_int(item, 0, rope->dims / 2, &pairs)) pairs = -1;
+        if (count < 3) out->pairs[count] = (int)pairs;
+        count += pairs < 0 ? 4 : 1;
+    }
+    if (list && (!cJSON_IsArray(list) || count != 3))
+        return fault_set(fault, ERR_INVALID, field, "expected three numbers from 0 to %d",
+                         rope->dims / 2);
+    int rc = json_bool(rope->node, rope->path, flag, &interleaved, fault);
+    if (!rc && interleaved != (out->axes == AXES_INTERLEAVED)) {
+        snprintf(field, sizeof field, "%s.%s", rope->path, flag);
+        rc = fault_set(fault, ERR_UNSUPPORTED, field, "%s is not supported in this family",
+                       interleaved ? "true" : "false");
+    }
+    const int all = out->pairs[0] + out->pairs[1] + out->pairs[2];
+    if (!rc && out->axes == AXES_APART && all != rope->dims / 2)
+        rc = fault_set(fault, ERR_INVALID, field, "%d, %d and %d are not %d pairs in all",
+                       out->pairs[0], out->pairs[1], out->pairs[2], rope->dims / 2);
+    return rc;
+}
+
+static uint8_t axis_of(const struct model_sections *sections, int pair) {
+    const int *s = sections->pairs;
+    if (sections->axes == AXES_APART) return (uint8_t)((pair >= s[0]) + (pair >= s[0] + s[1]));
+    const int axis = pair % 3;
+    return (uint8_t)(axis > 0 && pair < 3 * s[axis] ? axis : 0);
+}
+
+static int fill_axes(const struct rope *rope, struct model_sections sections,
+                     struct model_config *out, struct fault *fault) {
+    if (sections.axes == AXES_ONE) return 0;
+    int rc = read_sections(rope, &sections, fault);
+    if (rc) return rc;
+    out->axes = mem_try_alloc((size_t)out->head_dim / 2, sizeof *out->axes);
+    if (!out->axes) return fault_set(fault, ERR_NOMEM, "head_dim", "out of memory");
+    for (int j = 0; j < rope->dims / 2; j++) out->axes[j] = axis_of(&sections, j);
+    return 0;
+}
+
 /* Raises max_positions if the file has only added a scaling for longer texts and left
  * max_position_embeddings as it was. Files with llama3 or longrope scaling always state the scaled
  * length. */
@@ -354,6 +402,7 @@ int model_config_read_rope(const cJSON *root, const struct model_rope *defaults,
     if (!rc && kind->read) rc = kind->read(&rope, fault);
     if (!rc) rc = read_query_scale(&rope, defaults->query_scale, out, fault);
     if (!rc) rc = fill_freq(&rope, kind->scale, out->head_dim / 2, &out->inv_freq, fault);
+    if (!rc) rc = fill_axes(&rope, defaults->sections, out, fault);
     out->rope_scale = (float)rope.attention;
     if (out->latent.rank) out->attend_scale *= (float)rope.products;
     if (!rc) rope_extend_positions(&rope, out);

@@ -8,6 +8,20 @@
 
 #define MODEL_POSITIONS_MAX (1 << 24)
 
+/* Places of three dimensions (kern_rope.axes), where pairs j = 0, 1, ... are divided among time,
+ * height and width by the three numbers of "mrope_section". */
+enum model_axes {
+    AXES_ONE,   /* places have one dimension */
+    AXES_APART, /* the first s[0] pairs, the next s[1], the last s[2] (Qwen2-VL, arXiv 2409.12191)
+                 */
+    AXES_INTERLEAVED /* below 3 s[1], j = 3 i + 1 is height's; below 3 s[2], j = 3 i + 2 width's;
+                        all others are time's (Qwen3-VL) */
+};
+struct model_sections {
+    enum model_axes axes;
+    int pairs[3]; /* when the file does not say */
+};
+
 /* A family's rotation, for members that the file does not have. */
 struct model_rope {
     double theta;       /* 0 = 10000 */
@@ -16,11 +30,12 @@ struct model_rope {
     double rotary;      /* partial_rotary_factor; 0 = 1 */
     bool query_scale;   /* the file may have llama_4_scaling_beta */
     const char *kind;   /* rope_type */
+    struct model_sections sections;
 };
 
 /* Reads rope_theta, rope_scaling or rope_parameters and partial_rotary_factor of config.json's tree
- * `root`. Fills in rotary_dims, rope_scale, query_scale, inv_freq and inv_freq_local, which `out`
- * owns then, also after a failure, and raises max_positions to what a scaling was made for;
+ * `root`. Fills in rotary_dims, rope_scale, query_scale, inv_freq, axes and inv_freq_local, which
+ * `out` owns then, also after a failure, and raises max_positions to what a scaling was made for;
  * head_dim, max_positions and qk_norm are set before. `context`: as for model_config_parse. Faults
  * name the field. */
 int model_config_read_rope(const cJSON *root, const struct model_rope *defaults, int context,

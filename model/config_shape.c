@@ -5,6 +5,7 @@
 
 void model_config_close(struct model_config *config) {
     mem_free(config->inv_freq);
+    mem_free(config->axes);
     mem_free(config->inv_freq_local);
     mem_free(config->inv_freq_none);
     mem_free(config->per_layer);
@@ -12,6 +13,7 @@ void model_config_close(struct model_config *config) {
     mem_free(config->heads);
     pooling_close(&config->pooling);
     config->heads = NULL;
+    config->axes = NULL;
     config->inv_freq = config->inv_freq_local = config->inv_freq_none = NULL;
     config->per_layer = NULL;
     config->rotations = NULL;

@@ -47,6 +47,7 @@ static struct kern_rope rope_of(const struct model_config *c, int layer) {
     const float *rotation = c->rotations[c->per_layer[layer].index];
     const struct kern_query_scale none = {0};
     return (struct kern_rope){.inv_freq = rotation ? rotation : c->inv_freq_none,
+                              .axes = rotation == c->inv_freq ? c->axes : NULL,
                               .scale = !rotation || c->per_layer[layer].local ? 1 : c->rope_scale,
                               .query_scale = rotation ? c->query_scale : none,
                               .layer = c->per_layer[layer].index,
@@ -292,17 +293,45 @@ static void add_table(struct model *model, const struct kern_weight *table, int 
     kern->ops->add(kern, s->x, s->norm, rows, model->config.d_model);
 }
 
+/* Copies vector number `which` of each of the given rows to the backend's memory `to`. */
+static int upload_given(struct model *model, float *to, const struct kern_given *given, int which) {
+    const ptrdiff_t width = model->config.d_model, stride = (1 + given->deep) * width;
+    const float *from = given->rows + which * width;
+    struct kern *kern = model->kern;
+    int rc = 0;
+    if (given->deep == 0)
+        return kern->ops->upload(kern, to, from, (size_t)(given->count * width) * sizeof *from);
+    for (int k = 0; k < given->count && rc == 0; k++)
+        rc = kern->ops->upload(kern, to + k * width, from + k * stride,
+                               (size_t)width * sizeof *from);
+    return rc;
+}
+
 /* Puts given rows in the place of embeddings. */
 static int take_given(struct model *model, const struct kern_batch *batch) {
     const ptrdiff_t width = model->config.d_model;
-    struct kern *kern = model->kern;
     int rc = 0;
     for (int i = 0; i < batch->given_count && rc == 0; i++) {
         const struct kern_given *given = &batch->given[i];
-        rc = kern->ops->upload(kern, model->scratch.x + given->row * width, given->rows,
-                               (size_t)(given->count * width) * sizeof *given->rows);
+        CHECK(given->deep < model->config.layers);
+        rc = upload_given(model, model->scratch.x + given->row * width, given, 0);
     }
     return rc;
+}
+
+/* Adds the given rows' further vectors behind a layer. */
+static int add_given(struct model *model, int layer, const struct kern_batch *batch) {
+    const ptrdiff_t width = model->config.d_model;
+    struct scratch *s = &model->scratch;
+    struct kern *kern = model->kern;
+    for (int i = 0; i < batch->given_count; i++) {
+        const struct kern_given *given = &batch->given[i];
+        if (layer >= given->deep) continue;
+        int rc = upload_given(model, s->norm, given, 1 + layer);
+        if (rc) return rc;
+        kern->ops->add(kern, s->x + given->row * width, s->norm, given->count, (int)width);
+    }
+    return 0;
 }
 
 /* The inputs of the first layer. */
@@ -560,6 +589,8 @@ int model_step_hidden(struct model *model, const struct kern_batch *batch, const
         if (i < c->layers - 1) {
             step_feed_forward(model, i, s->x, s->heads, s->mixed, batch->rows);
             end_layer(model, i, s->x, s->each, batch->rows);
+            rc = add_given(model, i, batch);
+            if (rc) return rc;
         } else if (hidden) {
             *hidden = step_hidden(model, batch->rows, want, want_count);
         } else if (want_count) {

@@ -17,6 +17,7 @@ static const struct row yarn_rows[] = {
 #define LONG_FACTORS  "rope_factors_long.weight"
 #define SHORT_FACTORS "rope_factors_short.weight"
 
+#define SECTIONS       ".rope.dimension_sections"
 #define LOG_MULTIPLIER ".rope.scaling.yarn_log_multiplier"
 
 /* The size of a head is always said: families have their own when config.json says none. */
@@ -129,6 +130,25 @@ static int read_longrope(const struct translation *t) {
     return rc;
 }
 
+/* Files have four numbers, of which config.json has the first three. */
+static int add_sections(const struct translation *t, cJSON *scaling) {
+    char key[KEY_MAX];
+    const struct gguf_value *list;
+    int rc = gguf_array(t->gguf, translation_key(t, SECTIONS, key), GGUF_I32, &list, t->fault);
+    cJSON *out = rc ? NULL : cJSON_AddArrayToObject(scaling, "mrope_section");
+    if (!rc && !out) rc = translation_no_memory(t);
+    for (size_t i = 0; !rc && i < list->count; i++) {
+        const int64_t pairs = gguf_element_int(list, i);
+        cJSON *number = i < 3 ? cJSON_CreateNumber((double)pairs) : NULL;
+        if (i >= 3 && pairs != 0)
+            rc = fault_set(t->fault, ERR_UNSUPPORTED, key, "%lld pairs of a fourth dimension",
+                           (long long)pairs);
+        else if (i < 3 && (!number || !cJSON_AddItemToArray(out, number)))
+            rc = translation_no_memory(t);
+    }
+    return rc;
+}
+
 int translate_rope(const struct translation *t) {
     char kind[TEXT_MAX], key[KEY_MAX];
     double factor = 1;
@@ -147,9 +167,9 @@ int translate_rope(const struct translation *t) {
         return fault_set(t->fault, ERR_UNSUPPORTED, translation_key(t, ".rope.scaling.type", key),
                          "\"longrope\" without " LONG_FACTORS " is not supported");
     double attention = 1;
-    if (translation_has(t, ".rope.dimension_sections") && !t->row->sections)
-        return fault_set(t->fault, ERR_UNSUPPORTED,
-                         translation_key(t, ".rope.dimension_sections", key),
+    const bool sections = translation_has(t, SECTIONS);
+    if (sections && !t->row->sections)
+        return fault_set(t->fault, ERR_UNSUPPORTED, translation_key(t, SECTIONS, key),
                          "rotations for images are not supported");
     rc = yarn ? 0 : translation_num(t, ".rope.scaling.attn_factor", &attention);
     if (!rc && attention != 1)
@@ -158,7 +178,7 @@ int translate_rope(const struct translation *t) {
                        "%g is not supported with this scaling", attention);
     if (rc) return rc;
     bool factors = weights_find(t->weights, "rope_freqs.weight") != NULL;
-    if (plain && !factors && !t->row->rope_told) return 0;
+    if (plain && !factors && !t->row->rope_told && !sections) return 0;
     if (factors && !plain)
         return fault_set(t->fault, ERR_UNSUPPORTED, "rope_freqs.weight",
                          "together with rope.scaling.type \"%.32s\" is not supported", kind);
@@ -168,7 +188,8 @@ int translate_rope(const struct translation *t) {
                                              : plain ? "default"
                                                      : kind))
         return translation_no_memory(t);
-    if (plain && !factors) return 0;
+    if (sections) rc = add_sections(t, scaling);
+    if (rc || (plain && !factors)) return rc;
     if (!factors) rc = translation_set(t, scaling, "factor", factor);
     if (!rc) rc = add_rope_factors(t, scaling, "rope_freqs.weight", "factors");
     if (!rc && yarn) rc = read_yarn(t, scaling, factor);

@@ -60,6 +60,8 @@ void sched_open(struct sched *sched, const struct sched_options *options) {
     pictures_open(&sched->pictures, &options->pictures);
     if (options->pictures.encoder)
         sched->given = mem_must_alloc((size_t)options->rows_max, sizeof *sched->given);
+    if (options->pictures.encoder && options->kv.axes)
+        sched->places = mem_must_alloc((size_t)options->rows_max, sizeof *sched->places);
     queue_open(&sched->queue, options->clients_max, options->sequences_max);
     keeper_open(
         &sched->keeper,
@@ -158,6 +160,7 @@ void sched_close(struct sched *sched) {
     mem_free(sched->sorted);
     mem_free(sched->rows);
     mem_free(sched->given);
+    mem_free(sched->places);
     mem_free(sched->want);
     mem_free(sched->wants);
     mem_free(sched->samples);

@@ -181,7 +181,8 @@ struct sched {
     struct sequence **span_sequences; /* the sequence of spans[i] */
     struct sequence **sorted;         /* running sequences in another order */
     int32_t *rows, *want;
-    struct kern_given *given; /* [rows_max]; NULL: there are no pictures */
+    struct kern_given *given;  /* [rows_max]; NULL: there are no pictures */
+    struct kern_place *places; /* [rows_max]; NULL: no pictures, or they have plain places */
     struct sched_want *wants;
     struct kern_sample *samples;
     struct kern_sampled *sampled;

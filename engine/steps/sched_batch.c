@@ -6,6 +6,20 @@
 #include "base/check.h"
 #include "engine/steps/sched_int.h"
 
+/* Where places have three dimensions: sets those of the span's rows, and how far the first one is
+ * behind. */
+static void set_places(struct sched *sched, struct sched_step *step, struct sequence *seq,
+                       struct kern_span *span) {
+    if (!sched->places) return;
+    struct kern_place *places = sched->places + span->row;
+    grid_seek(&seq->grid, seq->tokens, span->pos);
+    if (grid_places(seq->grid, seq->tokens, span->pos, span->count, places))
+        step->batch.places = sched->places;
+    for (int32_t i = 0; i < span->count; i++)
+        for (int axis = 0; axis < KERN_AXES; axis++) places[i].axis[axis] -= span->behind;
+    span->behind += seq->grid.behind;
+}
+
 static void add_rows(struct sched *sched, struct sched_step *step, struct sequence *seq,
                      int32_t count) {
     CHECK(count > 0 && !seq->leader && seq->due.tokens + count <= seq->token_count + seq->drafted);
@@ -22,6 +36,7 @@ static void add_rows(struct sched *sched, struct sched_step *step, struct sequen
                            .rule = &seq->kv.rule};
     memcpy(sched->rows + step->batch.rows, seq->tokens + seq->due.tokens,
            (size_t)count * sizeof *sched->rows);
+    set_places(sched, step, seq, &sched->spans[step->batch.span_count - 1]);
     if (seq->job->request.picture_row_count > 0)
         sched_give_pictures(sched, step, seq, &sched->spans[step->batch.span_count - 1]);
     step->batch.rows += count;

@@ -163,12 +163,29 @@ static int resolve_pooled(const struct sched_kv *rules, const struct engine_requ
     return sched_resolve_kv(&whole, &own, out, fault);
 }
 
+/* Texts with pictures have places that are no function of positions alone (engine/steps/grid.h).
+ * Shifts, and rules that rotate keys or queries again, take them for one. */
+static int resolve_axes(const struct engine_kv *wanted, struct kv_params *out,
+                        struct fault *fault) {
+    static const char what[] = "a text with pictures in a model with places of three dimensions";
+    if (wanted->overflow == ENGINE_OVERFLOW_SHIFT)
+        return fault_set(fault, ERR_UNSUPPORTED, "kv.overflow", "\"shift\" is not possible for %s",
+                         what);
+    if (out->rule.observe.expect > 0 || out->rule.merge == KERN_MERGE_CLASSES)
+        return fault_set(fault, ERR_UNSUPPORTED, "kv.policy", "policy '%s' is not possible for %s",
+                         out->policy->name, what);
+    out->places = 0;
+    return 0;
+}
+
 int sched_resolve_job(const struct sched_kv *rules, struct engine_job *job, struct fault *fault) {
     if (job->params) return 0;
     struct kv_params *params = mem_try_alloc(1, sizeof *params);
     if (!params) return fault_set(fault, ERR_NOMEM, "kv", "no memory for the kv parameters");
     int rc = job->request.pooling ? resolve_pooled(rules, &job->request, params, fault)
                                   : sched_resolve_kv(&job->request.kv, rules, params, fault);
+    if (rc == 0 && rules->axes && job->request.picture_row_count > 0)
+        rc = resolve_axes(&job->request.kv, params, fault);
     if (rc == 0)
         job->params = params;
     else

@@ -16,6 +16,7 @@ struct sched_kv {
     bool unrotated;            /* some layers rotate no keys, or by other frequencies */
     bool latent;               /* keys hold the values */
     bool latent_unread;        /* and the backend has no rules then that read keys */
+    bool axes;                 /* places of rows of pictures have three dimensions */
     bool shifts;               /* requests that do not say otherwise, and can, are shifted */
     bool can_shift;            /* the backend can */
     int32_t positions;         /* number of the model's positions */

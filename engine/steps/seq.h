@@ -12,6 +12,7 @@
 #include "engine/steps/draft.h"
 #include "engine/steps/drafter.h"
 #include "engine/steps/dry.h"
+#include "engine/steps/grid.h"
 #include "engine/steps/loops.h"
 #include "engine/steps/tally.h"
 #include "paging/due.h"
@@ -47,6 +48,7 @@ struct sequence {
     int32_t *tokens;     /* [prompt_count + max_tokens]; owned. Behind token_count: drafted ones */
     int32_t token_count; /* known: prompt and sampled; the last sampled one is not appended yet */
     int32_t prompt_count;
+    struct grid_cursor grid; /* the token that is appended next; zeros where places are plain */
     int64_t pages_reserved;
     int32_t dropped;
     int32_t evicted_at; /* as in struct conversation, like those that follow */

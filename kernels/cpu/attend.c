@@ -32,16 +32,16 @@ int cpu_step_reserve(struct cpu *cpu, int row_count, int span_count) {
         size_t each = rows * (size_t)l->group / LANES_MIN + (size_t)span_count;
         if (each * (size_t)l->heads_kv > items) items = each * (size_t)l->heads_kv;
     }
-    size_t angles = cpu->angle_pos.bytes;
+    size_t angles = cpu->angle_places.bytes;
     int rc = cpu_room_grow(&cpu->rows, rows * sizeof(struct cpu_row));
     if (!rc) rc = cpu_room_grow(&cpu->items, items * sizeof(struct cpu_attend_item));
     if (!rc) rc = cpu_room_grow(&cpu->angles, rows * (size_t)o->head_dim * sizeof(float));
-    if (!rc) rc = cpu_room_grow(&cpu->angle_pos, rows * sizeof(int32_t));
+    if (!rc) rc = cpu_room_grow(&cpu->angle_places, rows * sizeof(struct kern_place));
     if (!rc) rc = cpu_experts_reserve(cpu, row_count);
     size_t kept = o->qk_norm_wide ? model_heads(&cpu->cache) : 0;
     if ((size_t)o->state_heads > kept) kept = (size_t)o->state_heads;
     if (!rc && kept) rc = cpu_room_grow(&cpu->squares, rows * kept * sizeof(float));
-    if (cpu->angle_pos.bytes != angles) cpu->angle_freq = NULL; /* growing discards the angles */
+    if (cpu->angle_places.bytes != angles) cpu->angle_freq = NULL; /* growing discards angles */
     return rc;
 }
 
@@ -82,27 +82,35 @@ static size_t qkv_stride(const struct cpu_layer *layer, bool queries) {
 /* ---- Rotation ---- */
 
 /* Sines cost as much as a layer's norms, and every layer of a step needs the same ones: they are
- * kept per row and recomputed only where the row's place has changed. */
+ * kept per row and recomputed only where the row's places have changed. */
 static void reserve_angles(struct cpu *cpu, int rows, int dim, const struct kern_rope *rope) {
-    size_t had = cpu->angle_pos.bytes;
+    size_t had = cpu->angle_places.bytes;
     cpu_room_must(&cpu->angles, (size_t)rows * (size_t)dim * sizeof(float));
-    cpu_room_must(&cpu->angle_pos, (size_t)rows * sizeof(int32_t));
-    if (cpu->angle_pos.bytes == had && cpu->angle_freq == rope->inv_freq &&
+    cpu_room_must(&cpu->angle_places, (size_t)rows * sizeof(struct kern_place));
+    if (cpu->angle_places.bytes == had && cpu->angle_freq == rope->inv_freq &&
         cpu->angle_scale == rope->scale && cpu->angle_half == dim / 2)
         return;
-    memset(cpu->angle_pos.mem, 0xff, cpu->angle_pos.bytes); /* -1: no position */
+    memset(cpu->angle_places.mem, 0xff, cpu->angle_places.bytes); /* -1: no place */
     cpu->angle_freq = rope->inv_freq;
     cpu->angle_scale = rope->scale;
     cpu->angle_half = dim / 2;
 }
 
+static struct kern_place place_of_row(const struct step_job *job, int64_t row) {
+    const int32_t place = job->rows[row].place;
+    if (job->batch->places) return job->batch->places[row];
+    return (struct kern_place){{place, place, place}};
+}
+
 static const float *row_angles(const struct step_job *job, int64_t row, int half) {
     float *cosine = (float *)job->cpu->angles.mem + row * 2 * half, *sine = cosine + half;
-    int32_t *made = (int32_t *)job->cpu->angle_pos.mem + row;
-    if (*made == job->rows[row].place) return cosine;
-    *made = job->rows[row].place;
+    struct kern_place *made = (struct kern_place *)job->cpu->angle_places.mem + row;
+    const struct kern_place place = place_of_row(job, row);
+    const uint8_t *axes = job->rope->axes;
+    if (memcmp(made, &place, sizeof place) == 0) return cosine;
+    *made = place;
     for (int j = 0; j < half; j++) {
-        float angle = (float)*made * job->rope->inv_freq[j];
+        float angle = (float)place.axis[axes ? axes[j] : 0] * job->rope->inv_freq[j];
         float scale = job->rope->inv_freq[j] > 0 ? job->rope->scale : 1;
         cosine[j] = cosf(angle) * scale;
         sine[j] = sinf(angle) * scale;

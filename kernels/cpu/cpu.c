@@ -244,7 +244,7 @@ static void op_close(struct kern *kern) {
     room_close(&cpu->rows);
     room_close(&cpu->items);
     room_close(&cpu->angles);
-    room_close(&cpu->angle_pos);
+    room_close(&cpu->angle_places);
     room_close(&cpu->squares);
     cpu->comm->ops->close(cpu->comm);
     mem_free(cpu);

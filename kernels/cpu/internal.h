@@ -262,8 +262,8 @@ struct cpu {
     struct cpu_room rows;      /* struct cpu_row per row of the step */
     struct cpu_room items;     /* struct cpu_attend_item */
 
-    struct cpu_room angles; /* per row: cos and sin [head_dim] of the position in angle_pos */
-    struct cpu_room angle_pos;
+    struct cpu_room angles; /* per row: cos and sin [head_dim] of the places in angle_places */
+    struct cpu_room angle_places;
     struct cpu_room squares; /* per row: sums of squares of the model's query heads, then key heads;
                                 or decays, then sums of squares, of a Mamba-2 layer's heads */
     const float *angle_freq; /* the frequencies and the scale from which `angles` was computed */

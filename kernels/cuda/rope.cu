@@ -210,6 +210,7 @@ void op_qk_rope(struct kern *kern, float *qkv, const float *q_norm, const float 
                 const struct kern_rope *rope, const struct kern_batch *batch) {
     struct cuda *cuda = cuda_of(kern);
     CHECK(cuda->has_cache && rope->layer >= 0 && rope->layer < cuda->options.layers);
+    CHECK(!batch->places);
     const struct heads_kind *kind = kind_of_layer(cuda, rope->layer);
     const int latent = cuda->options.latent, half = (kind->head_dim - latent) / 2;
     const struct step *step = step_of(cuda, batch);

@@ -3,7 +3,8 @@
 # vision_rows by test_vision.py.
 set(KEEPD_REPLAY ${CMAKE_SOURCE_DIR}/tests/golden/replay.c)
 if(NOT KEEPD_FUZZ)
-  add_executable(golden_logits ${CMAKE_SOURCE_DIR}/tests/golden/golden_logits.c ${KEEPD_REPLAY})
+  add_executable(golden_logits ${CMAKE_SOURCE_DIR}/tests/golden/golden_logits.c ${KEEPD_REPLAY}
+                 ${CMAKE_SOURCE_DIR}/engine/steps/grid.c)
   target_link_libraries(golden_logits PRIVATE model kernels_ranks paging)
   add_executable(policy_replay ${CMAKE_SOURCE_DIR}/tests/golden/policy_replay.c ${KEEPD_REPLAY})
   target_link_libraries(policy_replay PRIVATE model kernels_ranks paging)

@@ -14,6 +14,8 @@
  * --policy, --budget, --buffer, --chunk, --sinks, --recent, --horizon: as in requests; evictions
  *            happen where paging/due.h says, and each one is reported before and after
  * --entries  yes: with the keys and values that are left
+ * --given    file with the float32 rows of the tokens that are ids of pictures (engine_picture_id),
+ *            each with --deep further vectors (struct kern_given)
  *
  * With this, a reference in another language can check logits, log_beta and every selection. */
 #include <math.h>
@@ -25,6 +27,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "engine/steps/grid.h"
 #include "model/weights.h"
 #include "paging/due.h"
 #include "tests/golden/replay.h"
@@ -42,6 +45,9 @@ struct args {
     int splits[SPLITS_MAX];
     int split_count;
     bool all_rows, entries;
+    char *given; /* floats; NULL: none */
+    size_t given_bytes;
+    int deep;
 };
 
 struct run {
@@ -52,7 +58,12 @@ struct run {
     struct buf evictions; /* JSON objects, comma separated */
     float *logits;        /* [rows_max, vocab] */
     const float *last;    /* the newest row in it */
-    int printed;          /* log-probability rows so far */
+    struct grid_cursor grid;
+    struct kern_given *given;  /* [rows_max] of the step */
+    struct kern_place *places; /* [rows_max] */
+    int32_t *ids;              /* [rows_max] tokens, zeros for given rows */
+    size_t given_rows;         /* so far */
+    int printed;               /* log-probability rows so far */
 };
 
 /* ---- Arguments ---- */
@@ -87,6 +98,13 @@ static int read_tokens(struct args *args, const char *text) {
     return args->count > 0 ? 0 : ERR_INVALID;
 }
 
+static int read_given(struct args *args, const char *path) {
+    struct fault fault = {0};
+    int rc = file_read(path, (size_t)64 << 20, &args->given, &args->given_bytes, &fault);
+    if (rc) fprintf(stderr, "%s: %s\n", fault.field, fault.text);
+    return rc;
+}
+
 static int read_policy(struct args *args, const char *name) {
     const struct policy *policy = policy_find(name);
     if (!policy) return ERR_INVALID;
@@ -99,10 +117,15 @@ static int read_number(struct args *args, const char *name, const char *value) {
         const char *name;
         int *out;
     } numbers[] = {
-        {"--prompt", &args->prompt},          {"--greedy", &args->greedy},
-        {"--threads", &args->replay.threads}, {"--budget", &args->kv.budget},
-        {"--buffer", &args->kv.buffer},       {"--chunk", &args->kv.chunk},
-        {"--sinks", &args->kv.rule.sinks},    {"--recent", &args->kv.rule.recent},
+        {"--prompt", &args->prompt},
+        {"--greedy", &args->greedy},
+        {"--threads", &args->replay.threads},
+        {"--budget", &args->kv.budget},
+        {"--buffer", &args->kv.buffer},
+        {"--chunk", &args->kv.chunk},
+        {"--sinks", &args->kv.rule.sinks},
+        {"--recent", &args->kv.rule.recent},
+        {"--deep", &args->deep},
     };
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         if (strcmp(name, numbers[i].name) != 0) continue;
@@ -137,6 +160,8 @@ static int read_option(struct args *args, const char *name, const char *value) {
         args->entries = !strcmp(value, "yes");
     else if (!strcmp(name, "--tokens"))
         return read_tokens(args, value);
+    else if (!strcmp(name, "--given"))
+        return read_given(args, value);
     else if (!strcmp(name, "--policy"))
         return read_policy(args, value);
     else if (!strcmp(name, "--splits"))
@@ -270,19 +295,50 @@ static int evict(struct run *run) {
     return rc;
 }
 
+/* Fills in the rows that are given, and the places of all rows where they have three dimensions. */
+static int show_pictures(struct run *run, struct replay_part *part) {
+    const struct args *args = run->args;
+    const size_t width = (size_t)model_config(run->replay.model)->d_model,
+                 each = width * (1 + (size_t)args->deep);
+    for (int i = 0; i < part->count; i++) {
+        run->ids[i] = part->tokens[i];
+        if (!engine_is_picture_id(part->tokens[i])) continue;
+        if ((run->given_rows + 1) * each * sizeof(float) > args->given_bytes) return ERR_INVALID;
+        run->ids[i] = 0;
+        run->given[part->given_count++] = (struct kern_given){
+            .row = i,
+            .count = 1,
+            .deep = args->deep,
+            .rows = (const float *)(const void *)args->given + run->given_rows++ * each};
+    }
+    part->given = run->given;
+    if (model_config(run->replay.model)->axes) {
+        grid_seek(&run->grid, args->tokens, part->pos);
+        part->behind = run->grid.behind;
+        if (grid_places(run->grid, args->tokens, part->pos, part->count, run->places))
+            part->places = run->places;
+    }
+    part->tokens = run->ids;
+    return 0;
+}
+
 /* Appends `count` given tokens from index `at` and prints what each predicted. */
 static int append(struct run *run, int at, int count) {
     const struct args *args = run->args;
     const size_t vocab = (size_t)run->replay.vocab;
-    const struct replay_part part = {0, at, count, args->tokens + at, &args->kv.rule};
-    int rc = replay_step(&run->replay, &part, 1, run->logits);
+    struct replay_part part = {
+        .pos = at, .count = count, .tokens = args->tokens + at, .rule = &args->kv.rule};
+    int rc = show_pictures(run, &part);
+    if (!rc) rc = replay_step(&run->replay, &part, 1, run->logits);
     if (rc) return rc;
     due_append(&run->due, count);
     for (int i = 0; i < count; i++) {
         bool has_next = at + i + 1 < args->count;
         if (at + i < args->count && (has_next || args->all_rows))
             write_row(run, run->logits + (size_t)i * vocab,
-                      has_next ? args->tokens[at + i + 1] : 0);
+                      has_next && args->tokens[at + i + 1] < run->replay.vocab
+                          ? args->tokens[at + i + 1]
+                          : 0);
     }
     run->last = run->logits + (size_t)(count - 1) * vocab;
     return 0;
@@ -363,12 +419,17 @@ static int run_open(struct run *run, const struct args *args, struct buf *out,
     if (!rc) rc = replay_open(&args->replay, &run->replay, fault);
     if (rc) return rc;
     for (int i = 0; i < args->count; i++) {
+        if (args->given && engine_is_picture_id(args->tokens[i])) continue;
         if (args->tokens[i] < 0 || args->tokens[i] >= run->replay.vocab)
             return fault_set(fault, ERR_INVALID, "--tokens", "%d is not in the vocabulary",
                              args->tokens[i]);
     }
     run->logits = mem_must_alloc((size_t)args->replay.rows_max * (size_t)run->replay.vocab,
                                  sizeof *run->logits);
+    const size_t rows = (size_t)args->replay.rows_max;
+    run->given = mem_must_alloc(rows, sizeof *run->given);
+    run->places = mem_must_alloc(rows, sizeof *run->places);
+    run->ids = mem_must_alloc(rows, sizeof *run->ids);
     return 0;
 }
 
@@ -387,7 +448,11 @@ int main(int argc, char **argv) {
         fprintf(stderr, "%s\n", err_text(rc));
     if (!rc && fwrite(out.data, 1, out.size, stdout) != out.size) rc = ERR_IO;
     mem_free(run.logits);
+    mem_free(run.given);
+    mem_free(run.places);
+    mem_free(run.ids);
     mem_free(args.tokens);
+    mem_free(args.given);
     buf_close(&run.evictions);
     buf_close(&out);
     replay_close(&run.replay);

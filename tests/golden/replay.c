@@ -105,6 +105,7 @@ int replay_step(struct replay *replay, const struct replay_part *parts, int part
                                       .row = rows,
                                       .count = parts[i].count,
                                       .pos = parts[i].pos,
+                                      .behind = parts[i].behind,
                                       .rule = parts[i].rule};
         rows += parts[i].count;
     }
@@ -113,8 +114,13 @@ int replay_step(struct replay *replay, const struct replay_part *parts, int part
     for (int i = 0; i < part_count; i++)
         memcpy(tokens + spans[i].row, parts[i].tokens, (size_t)parts[i].count * sizeof *tokens);
     for (int i = 0; i < rows; i++) want[i] = i;
-    const struct kern_batch batch = {
-        .tokens = tokens, .spans = spans, .rows = rows, .span_count = part_count};
+    const struct kern_batch batch = {.tokens = tokens,
+                                     .spans = spans,
+                                     .rows = rows,
+                                     .span_count = part_count,
+                                     .given = parts->given,
+                                     .given_count = parts->given_count,
+                                     .places = parts->places};
     const float *device = NULL;
     int rc = model_step(replay->model, &batch, want, logits ? rows : 0, &device);
     if (!rc) rc = replay->kern->ops->sync(replay->kern);

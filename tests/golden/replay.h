@@ -47,6 +47,11 @@ struct replay_part {
     int slot, pos, count;
     const int32_t *tokens;
     const struct kern_rule *rule; /* by which the sequence evicts; NULL: never */
+    /* Of a step's only part: as in struct kern_span and struct kern_batch. */
+    int behind;
+    const struct kern_given *given;
+    int given_count;
+    const struct kern_place *places;
 };
 
 /* One step of several sequences; `logits` (host, [sum of counts, vocab]) may be NULL. */

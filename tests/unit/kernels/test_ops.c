@@ -697,8 +697,10 @@ static void norm_exact(double *x, const float *w, int dim, double eps) {
 }
 
 static void check_head(const float *was, const float *now, int dim, const float *norm,
-                       const struct kern_rope *rope, bool query, int pos, const char *name) {
+                       const struct kern_rope *rope, bool query, struct kern_place place,
+                       const char *name) {
     const struct kern_query_scale *by = &rope->query_scale;
+    const int pos = place.axis[0];
     const double grown =
         query && by->beta > 0 ? 1 + (double)by->beta * log(1 + pos / by->period) : 1;
     double x[256];
@@ -706,12 +708,18 @@ static void check_head(const float *was, const float *now, int dim, const float 
     if (norm) norm_exact(x, norm, dim, 1e-6);
     for (int j = 0; j < dim / 2; j++) {
         /* The angle is a float32 product, as in the models' own code; the rest is exact. */
-        double angle = (float)pos * rope->inv_freq[j];
+        double angle = (float)place.axis[rope->axes ? rope->axes[j] : 0] * rope->inv_freq[j];
         double c = cos(angle) * rope->scale * grown, s = sin(angle) * rope->scale * grown;
         double a = x[j] * c - x[j + dim / 2] * s, b = x[j + dim / 2] * c + x[j] * s;
         cr_assert_float_eq(now[j], a, 1e-5, "%s dim %d pos %d", name, dim, pos);
         cr_assert_float_eq(now[j + dim / 2], b, 1e-5, "%s dim %d pos %d", name, dim, pos);
     }
+}
+
+/* The place of a row, one of a grid of three columns behind which places go on. */
+static struct kern_place place_in_grid(int start, int row) {
+    if (row >= 6) return (struct kern_place){{start + row - 3, start + row - 3, start + row - 3}};
+    return (struct kern_place){{start, start + row / 3, start + row % 3}};
 }
 
 static void check_rope(struct kern *kern, int dim, bool norm, float scale) {
@@ -726,27 +734,37 @@ static void check_rope(struct kern *kern, int dim, bool norm, float scale) {
     struct kern_span spans[] = {{.slot = 0, .row = 0, .count = 9, .pos = 31990},
                                 {.slot = 1, .row = 9, .count = 1, .pos = 7}};
     struct kern_batch batch = {.spans = spans, .rows = 10, .span_count = 2};
+    struct kern_place places[10];
+    uint8_t axes[128];
     float freq[128];
     for (int j = 0; j < dim / 2; j++) freq[j] = (float)pow(10000, -2.0 * j / dim);
-    struct kern_rope rope = {.inv_freq = freq, .scale = scale};
+    for (int j = 0; j < dim / 2; j++) axes[j] = (uint8_t)(j % 3);
+    struct kern_rope rope = {.inv_freq = freq, .axes = axes, .scale = scale};
     if (scale == 1 && !norm) rope.query_scale = (struct kern_query_scale){0.1f, 100};
     MUST(kern->ops->cache_open(kern, &cache, NULL));
     int stride = 8 * dim;
     float *qkv = fresh((size_t)(10 * stride), 51), *was = fresh((size_t)(10 * stride), 51);
     float *qn = fresh((size_t)dim, 52), *kn = fresh((size_t)dim, 53);
-    /* The second time from remembered angles, the third at other positions. */
-    for (int again = 0; again < 3; again++) {
+    /* The second time from remembered angles, the third at other positions, then with places of
+     * their own, and once more without. */
+    for (int again = 0; again < 5; again++) {
         if (again == 2) spans[0].pos -= 1000, spans[1].pos = 0;
+        for (int row = 0; row < 10; row++) {
+            const int pos = row < 9 ? spans[0].pos + row : spans[1].pos;
+            places[row] = again == 3 ? place_in_grid(spans[0].pos, row)
+                                     : (struct kern_place){{pos, pos, pos}};
+        }
+        if (again == 3) rope.query_scale.beta = 0;
+        batch.places = again == 3 ? places : NULL;
         fill(qkv, (size_t)(10 * stride), 51);
         kern->ops->qk_rope(kern, qkv, norm ? qn : NULL, norm ? kn : NULL, 1e-6f, &rope, &batch);
         for (int row = 0; row < 10; row++) {
-            int pos = row < 9 ? spans[0].pos + row : spans[1].pos;
             for (int h = 0; h < 6; h++)
                 check_head(was + row * stride + h * dim, qkv + row * stride + h * dim, dim,
                            !norm   ? NULL
                            : h < 4 ? qn
                                    : kn,
-                           &rope, h < 4, pos, kern->ops->name);
+                           &rope, h < 4, places[row], kern->ops->name);
             size_t v = (size_t)(row * stride + 6 * dim);
             cr_assert(!memcmp(qkv + v, was + v, 2 * (size_t)dim * sizeof *qkv), "values move");
         }

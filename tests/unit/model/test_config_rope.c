@@ -230,3 +230,62 @@ Test(model_config, rope_scaling_matches_transformers) {
         model_config_close(&c);
     }
 }
+
+static void expect_axes(const char *overrides, const char *architecture, const char *type,
+                        const char *axes) {
+    struct model_config c;
+    struct fault fault;
+    cr_assert_eq(parse_with(overrides, architecture, type, NULL, &c, &fault), 0, "%s: %s",
+                 fault.field, fault.text);
+    cr_assert_not_null(c.axes);
+    for (int j = 0; axes[j]; j++) cr_expect_eq(c.axes[j], axes[j] - '0', "%s, pair %d", type, j);
+    model_config_close(&c);
+}
+
+/* Which of a token's three places each pair rotates by. */
+Test(model_config, sections_of_the_rotation) {
+    static const char two[] = "Qwen2_5_VLForConditionalGeneration",
+                      three[] = "Qwen3VLForConditionalGeneration",
+                      five[] = "Qwen3_5ForConditionalGeneration";
+    expect_axes("\"rope_scaling\": {\"type\": \"mrope\", \"mrope_section\": [2, 3, 3]},", two,
+                "qwen2_5_vl", "00111222");
+    expect_axes("\"rope_scaling\": {\"type\": \"default\", \"mrope_section\": [5, 3, 0]},", two,
+                "qwen2_5_vl", "00000111");
+    expect_axes("\"head_dim\": 16, \"rope_parameters\": {\"rope_type\": \"default\", "
+                "\"mrope_interleaved\": true, \"mrope_section\": [4, 2, 2]},",
+                three, "qwen3_vl", "01201200");
+    expect_axes("\"head_dim\": 128,", three, "qwen3_vl",
+                "0120120120120120120120120120120120120120120120120120120120120000");
+    expect_axes("\"num_hidden_layers\": 4, \"head_dim\": 64, \"rope_parameters\": {\"rope_type\": "
+                "\"default\", "
+                "\"mrope_section\": [4, 2, 2], \"partial_rotary_factor\": 0.25},",
+                five, "qwen3_5", "01201200000000000000000000000000");
+}
+
+Test(model_config, sections_that_cannot_be) {
+    static const struct {
+        const char *text, *field;
+    } cases[] = {
+        {"\"mrope_section\": [2, 3]", "rope_scaling.mrope_section"},
+        {"\"mrope_section\": [2, 3, 3, 0]", "rope_scaling.mrope_section"},
+        {"\"mrope_section\": [2, 3, -1]", "rope_scaling.mrope_section"},
+        {"\"mrope_section\": [2, 3, \"3\"]", "rope_scaling.mrope_section"},
+        {"\"mrope_section\": [2, 3, 9]", "rope_scaling.mrope_section"},
+        {"\"mrope_section\": 8", "rope_scaling.mrope_section"},
+        {"\"mrope_section\": [2, 3, 4]", "rope_scaling.mrope_section"},
+        {"\"factor\": 1", "rope_scaling.mrope_section"}, /* those of published models are more */
+        {"\"mrope_section\": [2, 3, 3], \"mrope_interleaved\": true",
+         "rope_scaling.mrope_interleaved"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct model_config c;
+        struct fault fault;
+        char text[256];
+        snprintf(text, sizeof text, "\"rope_scaling\": {\"type\": \"mrope\", %s},", cases[i].text);
+        cr_expect_neq(
+            parse_with(text, "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", NULL, &c, &fault),
+            0, "%s", cases[i].text);
+        cr_expect_str_eq(fault.field, cases[i].field, "%s: %s", cases[i].text, fault.field);
+        cr_expect_null(c.axes);
+    }
+}

@@ -80,7 +80,9 @@ static bool same_configs(struct model_config *a, struct model_config *b) {
     if (b->head_dim / 2 != half || b->layers != layers || b->cache_layers != a->cache_layers)
         return false;
     bool same = same_floats(a->inv_freq, b->inv_freq, half) &&
-                same_floats(a->inv_freq_local, b->inv_freq_local, half) && !a->heads == !b->heads;
+                same_floats(a->inv_freq_local, b->inv_freq_local, half) && !a->heads == !b->heads &&
+                !a->axes == !b->axes;
+    same = same && (!a->axes || memcmp(a->axes, b->axes, (size_t)half) == 0);
     for (int i = 0; i < layers && same; i++) {
         const struct model_layer_config *x = &a->per_layer[i], *y = &b->per_layer[i];
         same = x->mixer == y->mixer && x->attends_too == y->attends_too && x->index == y->index &&
@@ -91,6 +93,7 @@ static bool same_configs(struct model_config *a, struct model_config *b) {
     }
     struct model_config left = *a, right = *b;
     left.heads = right.heads = NULL;
+    left.axes = right.axes = NULL;
     left.inv_freq = left.inv_freq_local = left.inv_freq_none = NULL;
     right.inv_freq = right.inv_freq_local = right.inv_freq_none = NULL;
     left.per_layer = right.per_layer = NULL;
