@@ -48,7 +48,14 @@ static int load_encoder(struct engine *e, struct replica *replica, struct fault 
                                            .owner = e->replicas[0].encoder};
     struct kern *kern = replica->encoder_kern;
     if (kern->ops->bind) kern->ops->bind(kern);
-    return vision_open(kern, &options, &replica->encoder, fault);
+    int rc = vision_open(kern, &options, &replica->encoder, fault);
+    if (rc != 0 || !replica->encoder) return rc;
+    const int deep = vision_config(replica->encoder)->deep;
+    const int layers = model_config(e->replicas[0].model)->layers;
+    return deep < layers
+               ? 0
+               : fault_set(fault, ERR_UNSUPPORTED, "mmproj",
+                           "rows for the first %d layers of a model that has %d", deep, layers);
 }
 
 static void plan_tiles(struct engine *e) {
@@ -135,12 +142,14 @@ struct pictures_options encoder_options(const struct engine *e, const struct rep
                                      .begin = begin_encoder_tile,
                                      .advance = advance_encoder_tile,
                                      .width = vision_row_width(config),
+                                     .deep = config->deep,
                                      .bytes_max = e->encoder.kept_bytes};
 }
 
 void encoder_write_ids(const struct engine *e, const struct picture *picture, int tile,
                        int32_t *ids) {
     const struct vision *encoder = e->replicas[0].encoder;
+    const struct engine_grid grid = {picture->tile_rows, picture->tile_columns};
     uint32_t words[SHA256_BYTES / sizeof(uint32_t)];
     const int each = (int)(sizeof words / sizeof *words);
     for (int i = 0; i < picture->tile_tokens; i++) {
@@ -155,6 +164,6 @@ void encoder_write_ids(const struct engine *e, const struct picture *picture, in
             sha256_end(&sum, digest);
             memcpy(words, digest, sizeof words);
         }
-        ids[i] = (int32_t)(ENGINE_PICTURE_IDS | (words[i % each] & (ENGINE_PICTURE_IDS - 1)));
+        ids[i] = engine_picture_id(grid, i, words[i % each]);
     }
 }

@@ -187,7 +187,7 @@ struct model_config {
     /* [head_dim / 2], owned. With rotary_dims below head_dim, rows of q and k are permuted as they
      * are loaded, so that the pairs that rotate come first; the others have 0 here. */
     float *inv_freq;
-    /* Which of a token's three places each pair rotates by (kern_rope.axes), [head_dim / 2], owned;
+    /* The one of a token's three places by which each pair rotates (kern_rope.axes), owned;
      * NULL: places have one dimension. */
     uint8_t *axes;
     float *inv_freq_local;                /* [head_dim / 2], owned; NULL: no layer is local */

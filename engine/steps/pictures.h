@@ -22,7 +22,8 @@ struct pictures_options {
      */
     int (*begin)(void *encoder, const struct picture *picture, int tile);
     int (*advance)(void *encoder, float *out, bool *done);
-    int width;         /* numbers of a row */
+    int width;         /* numbers of a row, those of its further vectors included */
+    int deep;          /* further vectors (struct kern_given) */
     int64_t bytes_max; /* all tiles' rows together; at least two of the largest tile */
 };
 

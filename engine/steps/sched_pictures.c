@@ -60,6 +60,7 @@ void sched_give_pictures(struct sched *sched, struct sched_step *step, const str
         sched->given[step->batch.given_count++] =
             (struct kern_given){.row = (int32_t)(span->row + (first - from)),
                                 .count = (int32_t)(last - first),
+                                .deep = sched->options.pictures.deep,
                                 .rows = found + (first - at) * sched->options.pictures.width};
     }
 }

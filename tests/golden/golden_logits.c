@@ -296,7 +296,7 @@ static int evict(struct run *run) {
 }
 
 /* Fills in the rows that are given, and the places of all rows where they have three dimensions. */
-static int show_pictures(struct run *run, struct replay_part *part) {
+static int show_pictures(struct run *run, struct replay_part *part, struct replay_pictures *out) {
     const struct args *args = run->args;
     const size_t width = (size_t)model_config(run->replay.model)->d_model,
                  each = width * (1 + (size_t)args->deep);
@@ -305,18 +305,18 @@ static int show_pictures(struct run *run, struct replay_part *part) {
         if (!engine_is_picture_id(part->tokens[i])) continue;
         if ((run->given_rows + 1) * each * sizeof(float) > args->given_bytes) return ERR_INVALID;
         run->ids[i] = 0;
-        run->given[part->given_count++] = (struct kern_given){
+        run->given[out->given_count++] = (struct kern_given){
             .row = i,
             .count = 1,
             .deep = args->deep,
             .rows = (const float *)(const void *)args->given + run->given_rows++ * each};
     }
-    part->given = run->given;
+    out->given = run->given;
     if (model_config(run->replay.model)->axes) {
         grid_seek(&run->grid, args->tokens, part->pos);
-        part->behind = run->grid.behind;
+        out->behind = run->grid.behind;
         if (grid_places(run->grid, args->tokens, part->pos, part->count, run->places))
-            part->places = run->places;
+            out->places = run->places;
     }
     part->tokens = run->ids;
     return 0;
@@ -328,8 +328,9 @@ static int append(struct run *run, int at, int count) {
     const size_t vocab = (size_t)run->replay.vocab;
     struct replay_part part = {
         .pos = at, .count = count, .tokens = args->tokens + at, .rule = &args->kv.rule};
-    int rc = show_pictures(run, &part);
-    if (!rc) rc = replay_step(&run->replay, &part, 1, run->logits);
+    struct replay_pictures pictures = {0};
+    int rc = show_pictures(run, &part, &pictures);
+    if (!rc) rc = replay_step_pictures(&run->replay, &part, &pictures, run->logits);
     if (rc) return rc;
     due_append(&run->due, count);
     for (int i = 0; i < count; i++) {

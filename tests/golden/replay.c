@@ -95,8 +95,9 @@ void replay_close(struct replay *replay) {
 
 #define PARTS_MAX 16
 
-int replay_step(struct replay *replay, const struct replay_part *parts, int part_count,
-                float *logits) {
+/* `pictures`: those of the only part. */
+static int step_parts(struct replay *replay, const struct replay_part *parts, int part_count,
+                      const struct replay_pictures *pictures, float *logits) {
     struct kern_span spans[PARTS_MAX];
     int rows = 0;
     CHECK(part_count <= PARTS_MAX);
@@ -105,7 +106,7 @@ int replay_step(struct replay *replay, const struct replay_part *parts, int part
                                       .row = rows,
                                       .count = parts[i].count,
                                       .pos = parts[i].pos,
-                                      .behind = parts[i].behind,
+                                      .behind = pictures->behind,
                                       .rule = parts[i].rule};
         rows += parts[i].count;
     }
@@ -118,9 +119,9 @@ int replay_step(struct replay *replay, const struct replay_part *parts, int part
                                      .spans = spans,
                                      .rows = rows,
                                      .span_count = part_count,
-                                     .given = parts->given,
-                                     .given_count = parts->given_count,
-                                     .places = parts->places};
+                                     .given = pictures->given,
+                                     .given_count = pictures->given_count,
+                                     .places = pictures->places};
     const float *device = NULL;
     int rc = model_step(replay->model, &batch, want, logits ? rows : 0, &device);
     if (!rc) rc = replay->kern->ops->sync(replay->kern);
@@ -130,6 +131,17 @@ int replay_step(struct replay *replay, const struct replay_part *parts, int part
     mem_free(tokens);
     mem_free(want);
     return rc;
+}
+
+int replay_step(struct replay *replay, const struct replay_part *parts, int part_count,
+                float *logits) {
+    const struct replay_pictures none = {0};
+    return step_parts(replay, parts, part_count, &none, logits);
+}
+
+int replay_step_pictures(struct replay *replay, const struct replay_part *part,
+                         const struct replay_pictures *pictures, float *logits) {
+    return step_parts(replay, part, 1, pictures, logits);
 }
 
 int replay_run(struct replay *replay, int slot, const int32_t *tokens, int count, const int *splits,

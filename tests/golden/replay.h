@@ -47,16 +47,21 @@ struct replay_part {
     int slot, pos, count;
     const int32_t *tokens;
     const struct kern_rule *rule; /* by which the sequence evicts; NULL: never */
-    /* Of a step's only part: as in struct kern_span and struct kern_batch. */
-    int behind;
-    const struct kern_given *given;
-    int given_count;
-    const struct kern_place *places;
 };
 
 /* One step of several sequences; `logits` (host, [sum of counts, vocab]) may be NULL. */
 int replay_step(struct replay *replay, const struct replay_part *parts, int part_count,
                 float *logits);
+
+/* A step of one sequence that shows pictures: as in struct kern_span and struct kern_batch. */
+struct replay_pictures {
+    int behind;
+    const struct kern_given *given;
+    int given_count;
+    const struct kern_place *places;
+};
+int replay_step_pictures(struct replay *replay, const struct replay_part *part,
+                         const struct replay_pictures *pictures, float *logits);
 
 /* The whole sequence in slot `slot`, in steps of the given sizes, the last one repeated. */
 int replay_run(struct replay *replay, int slot, const int32_t *tokens, int count, const int *splits,

@@ -34,7 +34,7 @@ def places(ids):
 
 
 def axes(kind, sections, half):
-    """Which of its three places turns each pair of a head."""
+    """The place, of its three, that turns each pair of a head."""
     if kind == "qwen2_5_vl":
         return np.repeat([0, 1, 2], sections)
     out = np.zeros(half, int)

@@ -197,6 +197,27 @@ static void note_peeked(struct world *w, const struct kern_batch *batch) {
 }
 
 /* Checks a batch: rows dense and in order, each slot once, no more logits than agreed. */
+/* Each row's places, and what its span is behind, follow from the tokens before it. */
+static void check_places(const struct world *w, const struct kern_batch *batch, int index) {
+    const struct kern_span *span = &batch->spans[index];
+    const int32_t *tokens = w->sched.span_sequences[index]->tokens;
+    int32_t place = 0;
+    for (int32_t at = 0; at < span->pos + span->count;) {
+        const struct engine_grid grid = engine_grid_of(tokens[at]);
+        for (int i = 0; i < grid.rows * grid.columns; i++, at++) {
+            const int32_t down = i / grid.columns, right = i % grid.columns;
+            if (at == span->pos) CHECK(at - span->behind >= place);
+            if (at == span->pos && i == 0) CHECK(at - span->behind == place);
+            if (at < span->pos || at >= span->pos + span->count) continue;
+            CHECK(batch->places || (down == 0 && right == 0));
+            if (!batch->places) continue;
+            const int32_t *axis = batch->places[span->row + at - span->pos].axis;
+            CHECK(axis[0] == place && axis[1] == place + down && axis[2] == place + right);
+        }
+        place += grid.rows > grid.columns ? grid.rows : grid.columns;
+    }
+}
+
 static void check_batch(struct world *w, const struct kern_batch *batch, const int32_t *want,
                         int want_count) {
     int rows = 0;
@@ -207,6 +228,7 @@ static void check_batch(struct world *w, const struct kern_batch *batch, const i
         CHECK(span->row == rows && span->count > 0);
         rows += span->count;
         for (int k = 0; k < i; k++) CHECK(batch->spans[k].slot != span->slot);
+        if (w->options.axes) check_places(w, batch, i);
     }
     CHECK(rows == batch->rows);
     for (int i = 0; i < want_count; i++) CHECK(want[i] >= 0 && want[i] < rows);
@@ -229,6 +251,7 @@ static int64_t spent(void *model) {
 }
 
 static const float inv_freq[WORLD_DIM / 2] = {1, 0.5f, 0.25f, 0.1f, 0.05f, 0.01f, 0.001f, 0};
+static const uint8_t axes[WORLD_DIM / 2] = {0, 1, 2, 0, 1, 2, 1, 0};
 static const float *const rotations[WORLD_LAYERS] = {inv_freq, inv_freq};
 
 static void run_layers(struct world *w, struct kern *kern, const struct kern_batch *batch,
@@ -238,7 +261,8 @@ static void run_layers(struct world *w, struct kern *kern, const struct kern_bat
     for (int layer = 0; layer < WORLD_LAYERS; layer++) {
         fill_rows(w, batch, layer);
         attend.sliding_window = layer % 2 == 0 ? w->options.sliding_window : 0;
-        const struct kern_rope rope = {.inv_freq = inv_freq, .scale = 1};
+        const struct kern_rope rope = {
+            .inv_freq = inv_freq, .axes = w->options.axes ? axes : NULL, .scale = 1};
         if (w->options.positions > 0) kern->ops->qk_rope(kern, w->qkv, NULL, NULL, 0, &rope, batch);
         kern->ops->write_kv(kern, layer, w->qkv, w->log_beta, batch);
         kern->ops->attend(kern, layer, w->out, w->qkv, batch, &attend);
@@ -565,6 +589,7 @@ void world_open(struct world *w, const struct world_options *options) {
                .has_gates = true,
                .positions = o->positions > 0 ? o->positions : WORLD_POSITIONS,
                .can_shift = true,
+               .axes = o->axes,
                .backend = w->ops.name,
                .rule_check = w->ops.rule_check},
         .kern = w->kern,

@@ -46,11 +46,12 @@ struct world_options {
     int draft_fails;     /* steps, and cuts of its texts, of a hundred that fail */
     bool draft_block;    /* hidden states are read, as by a block of the model's files does */
     int tiles;           /* encoded tiles that are kept; 0: there is no encoder of pictures */
+    bool axes;           /* with positions: places have three dimensions, and are checked */
 };
 
 /* Pictures. The encoder makes of each row of a tile one number, world_picture_row, which the fake
  * model takes for a token: a prompt with these tokens has the same answer. */
-enum { WORLD_TILE = 5, WORLD_TILE_PARTS = 3 }; /* most rows of a tile, parts of its work */
+enum { WORLD_TILE = 6, WORLD_TILE_PARTS = 3 }; /* most rows of a tile, parts of its work */
 static inline int32_t world_picture_row(int picture, int tile, int row) {
     return WORLD_VOCAB + picture * 1000 + tile * 10 + row;
 }

@@ -18,13 +18,14 @@ struct asked {
     int32_t prompt[PROMPT], tokens[PROMPT];
 };
 
-static int32_t id_of(int picture, int tile, int row) {
-    return ENGINE_PICTURE_IDS + world_picture_row(picture, tile, row);
-}
-
 /* Tiles of pictures with even numbers are smaller. */
 static int rows_of(int picture) {
     return picture % 2 ? WORLD_TILE : WORLD_TILE - 2;
+}
+
+static int32_t id_of(int picture, int tile, int row) {
+    const struct engine_grid grid = {2, rows_of(picture) / 2};
+    return engine_picture_id(grid, row, (uint32_t)world_picture_row(picture, tile, row));
 }
 
 /* The pictures stand behind 7 tokens each, their tiles behind one each. */
@@ -340,4 +341,92 @@ Test(pictures, are_kept_within_bytes) {
     cr_assert_not_null(pictures_find(&kept, &small, 0));
     cr_assert_null(pictures_find(&kept, &large, 0));
     pictures_close(&kept);
+}
+
+/* ---- Places of three dimensions ---- */
+
+static struct world_options axes_options(int tiles, int rows) {
+    struct world_options options = options_of(tiles, rows);
+    options.positions = WORLD_POSITIONS;
+    options.axes = true;
+    return options;
+}
+
+/* The world checks places in each step. Answers are the same in steps of many and of few rows, with
+ * drafts, beside others, with evictions in the middle of pictures, and of choices. */
+Test(pictures, places_in_any_step) {
+    const struct engine_kv kinds[] = {full(), global(24, 8, 16), global(12, 4, 8)};
+    struct asked first[3];
+    for (int i = 0; i < 12; i++) {
+        struct asked asked[3];
+        struct world_options options = axes_options(i % 2 ? 2 : 32, i % 4 < 2 ? 64 : 6);
+        struct world w;
+        options.drafts = i % 4 ? DRAFT_MAX : 0;
+        options.logits = i % 4 < 2 ? 24 : 6;
+        world_open(&w, &options);
+        for (int k = 0; k < 3; k++) {
+            make(&asked[k], 1 + k, 3, (int[]){k, 3, k + 1}, kinds[i % 3]);
+            asked[k].job.request.drafts = options.drafts ? -1 : 0;
+            asked[k].job.request.choices = 1 + i / 6;
+            submit(&w, &asked[k].job);
+        }
+        run_until_idle(&w);
+        world_close(&w);
+        if (i < 3) first[i] = asked[0];
+        if (i >= 3 && i < 6) expect_same_answer(&first[i % 3].job, &asked[0].job);
+        for (int k = 0; k < 3; k++)
+            if (i >= 3 || k > 0) close_both(&asked[k]);
+    }
+    for (int i = 0; i < 3; i++) close_both(&first[i]);
+}
+
+/* A turn that goes on from a cut behind two pictures, or in the middle of one, has the answer of
+ * one that is read from its beginning. */
+Test(pictures, places_behind_a_cut) {
+    for (int at = 55; at < 75; at += 2) {
+        struct asked asked[3];
+        struct world_options options = axes_options(32, 64);
+        for (int alone = 0; alone < 2; alone++) {
+            struct world w;
+            world_open(&w, &options);
+            for (int k = alone; k < 2; k++) {
+                struct asked *one = &asked[alone + k];
+                make(one, 1, 3, (int[]){1, 3, 5}, full());
+                if (k == 1)
+                    for (int i = at; i < PROMPT; i++)
+                        if (!engine_is_picture_id(one->prompt[i]))
+                            one->prompt[i] = prompt_of(9, 0)[i];
+                submit(&w, &one->job);
+                run_until_idle(&w);
+            }
+            world_close(&w);
+        }
+        cr_assert_gt(asked[1].job.cached_tokens, 40);
+        cr_assert_eq(asked[2].job.cached_tokens, 0);
+        expect_same_answer(&asked[1].job, &asked[2].job);
+        for (int i = 0; i < 3; i++) close_both(&asked[i]);
+    }
+}
+
+/* Rules that take places for a function of positions are refused beside pictures, and only there.
+ */
+Test(pictures, rules_that_rotate_again) {
+    struct engine_kv kinds[] = {global(24, 8, 16), global(24, 8, 16), global(24, 8, 16)};
+    static const char *const fields[] = {"kv.policy", "kv.policy", "kv.overflow"};
+    struct world_options options = axes_options(32, 64);
+    struct world w;
+    kinds[0].policy = "ems";
+    kinds[1].policy = "expected_attention";
+    kinds[2].overflow = ENGINE_OVERFLOW_SHIFT;
+    world_open(&w, &options);
+    for (int i = 0; i < 3; i++) {
+        struct asked asked;
+        make(&asked, 1, 1, (int[]){1}, kinds[i]);
+        cr_assert_eq(world_submit(&w, &asked.job), ERR_UNSUPPORTED);
+        cr_assert_str_eq(asked.job.fault.field, fields[i]);
+        cr_assert_eq(world_submit(&w, &asked.plain), 0);
+        run_until_idle(&w);
+        close_both(&asked);
+    }
+    world_close(&w);
 }

@@ -242,7 +242,7 @@ static void expect_axes(const char *overrides, const char *architecture, const c
     model_config_close(&c);
 }
 
-/* Which of a token's three places each pair rotates by. */
+/* The place by which each pair rotates. */
 Test(model_config, sections_of_the_rotation) {
     static const char two[] = "Qwen2_5_VLForConditionalGeneration",
                       three[] = "Qwen3VLForConditionalGeneration",
@@ -273,7 +273,7 @@ Test(model_config, sections_that_cannot_be) {
         {"\"mrope_section\": [2, 3, 9]", "rope_scaling.mrope_section"},
         {"\"mrope_section\": 8", "rope_scaling.mrope_section"},
         {"\"mrope_section\": [2, 3, 4]", "rope_scaling.mrope_section"},
-        {"\"factor\": 1", "rope_scaling.mrope_section"}, /* those of published models are more */
+        {"\"factor\": 1", "rope_scaling.mrope_section"}, /* published models have more */
         {"\"mrope_section\": [2, 3, 3], \"mrope_interleaved\": true",
          "rope_scaling.mrope_interleaved"},
     };
