@@ -481,8 +481,8 @@ struct kern_query_scale {
 struct kern_rope {
     const float *inv_freq; /* a number for each pair, host memory, valid as long as the model; a
                               pair with frequency 0 is not changed, not even by `scale` */
-    const uint8_t *axes;   /* which of a row's three places each pair is rotated by, host memory
-                              that belongs to inv_freq; NULL: all by the first */
+    const uint8_t *axes;   /* the place, of a row's three, by which each pair rotates; memory
+                              of the host, as long; NULL: all by the first */
     float scale;
     struct kern_query_scale query_scale;
     int layer;           /* the cache's number of the layer whose heads the rows have */

@@ -50,7 +50,7 @@ Test(grid, ids) {
     const struct engine_grid largest = {ENGINE_GRID_SIDE, ENGINE_GRID_SIDE};
     cr_assert_eq(engine_picture_id(largest, 0, 0xffffffffu), INT32_MAX);
     cr_assert_neq(engine_picture_id(largest, 0, 1), engine_picture_id(largest, 0, 2));
-    cr_assert_eq(engine_grid_of(ENGINE_GRID_IDS).rows, 1); /* of a damaged file */
+    cr_assert_eq(engine_grid_of(ENGINE_GRID_IDS).rows, 1); /* damaged files have such ids */
     cr_assert_eq(engine_grid_of(ENGINE_GRID_IDS).columns, 1);
     cr_assert_eq(engine_grid_of(7).rows, 1);
 }
