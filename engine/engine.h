@@ -584,8 +584,9 @@ static inline bool engine_is_picture_id(int32_t id) {
     return id >= ENGINE_PICTURE_IDS;
 }
 
-/* Of a tile with several rows of embeddings, the first one's id says in how many rows and columns
- * they stand: 10 bits for each below the flag, above ENGINE_GRID_DIGEST bits of the digest. */
+/* A tile's rows of embeddings stand in rows and columns. The first one's id says in how many,
+ * unless it is the only one: 10 bits for each below the flag, above ENGINE_GRID_DIGEST bits of the
+ * digest. */
 #define ENGINE_GRID_IDS    (3 << 29) /* with the flag, which other ids do not have */
 #define ENGINE_GRID_SIDE   1023
 #define ENGINE_GRID_DIGEST 9
