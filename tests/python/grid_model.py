@@ -44,9 +44,11 @@ def axes(kind, sections, half):
 
 
 class GridReference(Reference):
-    """The text model of a directory. `shown`: rows of all pictures in order, [rows, 1 + deep, hidden_size]."""
+    """The text model of a directory. `rows`: of each id that is a picture's, its numbers, [1 + deep, hidden_size]."""
 
-    def __init__(self, directory, text, ids, shown, gates=""):
+    def __init__(self, directory, text, rows=None, gates=""):
+        """`text`: a folder for the text part as a directory of its own, which is what Reference reads."""
+        self.rows = rows or {}
         text.mkdir(parents=True, exist_ok=True)
         whole = json.loads((directory / "config.json").read_text())
         config = whole.get("text_config", whole)
@@ -58,25 +60,33 @@ class GridReference(Reference):
         super().__init__(text, gates=gates)
         kind = whole["model_type"]
         self.axes = axes(kind, section_of(config, kind), self.head_dim // 2)
-        self.ids, self.shown, self.places = ids, shown, places(ids)
-        self.log = []
+
+    def reset(self, *rule):
+        super().reset(*rule)
+        self.ids, self.log = [], []
+
+    def show(self, rows, columns, numbers):
+        """Ids of a picture with these rows of embeddings."""
+        ids = picture_ids(rows, columns, len(self.rows))
+        self.rows |= dict(zip(ids, numbers))
+        return ids
 
     def project(self, layer, x, positions):
         name, t = f"model.layers.{layer}.self_attn.", self.tensors
         q, k, v = (self.linear(name + p, x).reshape(len(x), -1, self.head_dim) for p in ("q_proj", "k_proj", "v_proj"))
         if name + "q_norm.weight" in t:
             q, k = (rms_norm(y, t[f"{name}{p}_norm.weight"], self.eps) for y, p in ((q, "q"), (k, "k")))
-        angle = self.places[positions][:, self.axes] * self.inv
+        angle = places(self.ids)[positions][:, self.axes] * self.inv
         return rotate(q, angle, 1.0), rotate(k, angle, 1.0), v, self.log_beta(layer, x)
 
     def append(self, ids):
         first, t = self.tokens, self.tensors
-        assert list(ids) == self.ids[first:first + len(ids)]
+        self.ids += ids
         pictured = np.array([token >= PICTURE for token in ids])
-        before = sum(token >= PICTURE for token in self.ids[:first])
-        rows = self.shown[before:before + pictured.sum()]
+        rows = np.array([self.rows[token] for token in ids if token >= PICTURE])
         x = t["model.embed_tokens.weight"][np.where(pictured, 0, ids)]
-        x[pictured] = rows[:, 0]
+        if pictured.any():
+            x[pictured] = rows[:, 0]
         for layer in range(self.layers):
             name = f"model.layers.{layer}."
             x = x + self.attention(layer, rms_norm(x, t[name + "input_layernorm.weight"], self.eps),
@@ -84,7 +94,7 @@ class GridReference(Reference):
             y = rms_norm(x, t[name + "post_attention_layernorm.weight"], self.eps)
             gate, up = (self.linear(name + f"mlp.{p}_proj", y) for p in ("gate", "up"))
             x = x + self.linear(name + "mlp.down_proj", silu(gate) * up)
-            if 1 + layer < rows.shape[1]:
+            if pictured.any() and 1 + layer < rows.shape[1]:
                 x[pictured] += rows[:, 1 + layer]
         self.cache.tokens += len(ids)
         out = log_softmax(rms_norm(x, t["model.norm.weight"], self.eps) @ t["lm_head.weight"].T)
@@ -133,10 +143,10 @@ def shapes(kind, config):
     return out
 
 
-def write_text(directory, kind, flat=False, seed=1):
+def write_text(directory, kind, flat=False, seed=1, **fields):
     """A directory with a tiny random text model. `flat`: as older ones of Qwen2.5-VL are."""
     directory.mkdir(parents=True, exist_ok=True)
-    random, config, tensors = np.random.default_rng(seed), text_config(kind), {}
+    random, config, tensors = np.random.default_rng(seed), {**text_config(kind), **fields}, {}
     for name, shape in shapes(kind, config).items():
         numbers = random.standard_normal(shape) * (0.12 if len(shape) > 1 else 0.1)
         if "norm" in name:

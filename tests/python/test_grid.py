@@ -20,6 +20,10 @@ def given(folder, rows, deep):
     return "--given", str(path), "--deep", str(deep)
 
 
+def named(ids, rows):
+    return dict(zip((token for token in ids if token >= PICTURE), rows))
+
+
 def logprobs(model, ids, options, *more):
     return np.array(run(model, ids, "--rows", "all", "--exact", "yes", *options, *more)["logprobs"])
 
@@ -39,7 +43,7 @@ def test_texts_about_pictures(models, tmp_path, kind, deep, path):
     for grids in GRIDS:
         ids = prompt_of(grids)
         rows = rows_of(ids, deep)
-        wanted = GridReference(models[kind], tmp_path / "text", ids, rows).append(ids)
+        wanted = GridReference(models[kind], tmp_path / "text", named(ids, rows)).append(ids)
         options = (*given(tmp_path, rows, deep), "--prompt", str(len(ids) - 20), "--path", path)
         found = logprobs(models[kind], ids, options)
         print(f"{kind} {path} {grids}: {np.abs(found - wanted).max():.1e}")
@@ -64,7 +68,7 @@ def test_evictions_inside_pictures(models, tmp_path, kind, deep, name):
     gates = make_gates(tmp_path / "gates", text_config(kind), "rg10", 5) if name == "global" else None
 
     def reference(directory, gates):
-        made.append(GridReference(directory, tmp_path / "text", ids, rows, gates or ""))
+        made.append(GridReference(directory, tmp_path / "text", named(ids, rows), gates or ""))
         return made[0]
 
     policy = Policy(name, 16, 8, 20, 2, 0, 64.0)
