@@ -70,7 +70,7 @@ def test_answers_are_the_same_in_any_step(daemon, models):
 
 
 def test_later_turns_and_forks(daemon, models):
-    """What goes on behind a conversation's pictures, or behind a part of it, has the places of what is read as a whole."""
+    """Turns and forks behind a conversation's pictures have the places of a prompt that is read as a whole."""
     for model in models.values():
         d, fresh = daemon(*model.flags), {"kv": {"reuse": False}}
         messages = ask(picture(1), picture(2))
