@@ -256,6 +256,10 @@ Test(model_config, sections_of_the_rotation) {
                 three, "qwen3_vl", "01201200");
     expect_axes("\"head_dim\": 128,", three, "qwen3_vl",
                 "0120120120120120120120120120120120120120120120120120120120120000");
+    expect_axes("\"head_dim\": 16, \"num_experts\": 4, \"num_experts_per_tok\": 2, "
+                "\"moe_intermediate_size\": 32, \"rope_parameters\": {\"rope_type\": \"default\", "
+                "\"mrope_section\": [4, 2, 2]},",
+                "Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe", "01201200");
     expect_axes("\"num_hidden_layers\": 4, \"head_dim\": 64, \"rope_parameters\": {\"rope_type\": "
                 "\"default\", "
                 "\"mrope_section\": [4, 2, 2], \"partial_rotary_factor\": 0.25},",
