@@ -79,39 +79,58 @@ def test_evictions_inside_pictures(models, tmp_path, kind, deep, name):
     assert worst < 2e-5
 
 
-@pytest.mark.parametrize("kind, deep", KINDS)
-def test_transformers_says_the_same(models, tmp_path, kind, deep):
+def published(name, text, directory=None):
+    """A model of transformers' classes, with the directory's text model, or random."""
     torch = pytest.importorskip("torch")
     import transformers
-    name = CLASS[kind]
-    vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 64, "patch_size": 4}
-    config = getattr(transformers, name + "Config")(text_config=text_config(kind), vision_config=vision, image_token_id=299)
-    model = getattr(transformers, name + "ForConditionalGeneration")(config).float().eval()
     from safetensors.numpy import load_file
-    state = {key: torch.from_numpy(t) for key, t in load_file(models[kind] / "model.safetensors").items()}
-    missing, unexpected = model.load_state_dict(state, strict=False)
-    assert not unexpected and all(".visual." in key for key in missing)
+    torch.manual_seed(1)
+    vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 64, "patch_size": 4}
+    config = getattr(transformers, name + "Config")(text_config=text, vision_config=vision, image_token_id=299)
+    model = getattr(transformers, name + "ForConditionalGeneration")(config).float().eval()
+    if directory:
+        state = {key: torch.from_numpy(t) for key, t in load_file(directory / "model.safetensors").items()}
+        missing, unexpected = model.load_state_dict(state, strict=False)
+        assert not unexpected and all(".visual." in key for key in missing)
+    return model
+
+
+def check_published(model, directory, deep, folder):
+    """Places are get_rope_index's; log-probabilities those of the language model with these rows."""
+    import torch
     for grids in GRIDS:
         ids = prompt_of(grids)
         rows = rows_of(ids, deep)
         pictured = torch.tensor([[token >= PICTURE for token in ids]])
         tokens = torch.tensor([[299 if token >= PICTURE else token for token in ids]])
         grid = torch.tensor([(1, 2 * r, 2 * c) for r, c in grids])
-        places3, delta = model.model.get_rope_index(tokens, pictured.int(), image_grid_thw=grid)
-        assert places3[:, 0].T.tolist() == places(ids).tolist()
-        x = model.get_input_embeddings()(tokens)
-        x[pictured] = torch.from_numpy(rows[:, 0])
+        where, _ = model.model.get_rope_index(tokens, pictured.int(), image_grid_thw=grid)
+        assert where[:, 0].T.tolist() == places(ids).tolist()
         more = {}
         if deep:
             more = {"visual_pos_masks": pictured,
                     "deepstack_visual_embeds": [torch.from_numpy(rows[:, 1 + i]) for i in range(deep)]}
         with torch.no_grad():
-            hidden = model.model.language_model(inputs_embeds=x, position_ids=places3, **more).last_hidden_state
+            x = model.get_input_embeddings()(tokens)
+            x[pictured] = torch.from_numpy(rows[:, 0])
+            hidden = model.model.language_model(inputs_embeds=x, position_ids=where, **more).last_hidden_state
             wanted = torch.log_softmax(model.lm_head(hidden)[0].double(), -1).numpy()
-        found = logprobs(models[kind], ids, given(tmp_path, rows, deep))
-        worst = np.abs(found - wanted).max()
-        print(f"{kind} {grids}: {worst:.1e}")
+        worst = np.abs(logprobs(directory, ids, given(folder, rows, deep)) - wanted).max()
+        print(f"{directory.name} {grids}: {worst:.1e}")
         assert worst < 2e-5
+
+
+@pytest.mark.parametrize("kind, deep", KINDS)
+def test_transformers_says_the_same(models, tmp_path, kind, deep):
+    check_published(published(CLASS[kind], text_config(kind), models[kind]), models[kind], deep, tmp_path)
+
+
+def test_a_mixture_of_experts(tmp_path):
+    text = {**text_config("qwen3_vl"), "model_type": "qwen3_vl_moe_text", "num_experts": 4, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32, "decoder_sparse_step": 1, "norm_topk_prob": True}
+    model = published("Qwen3VLMoe", text)
+    model.save_pretrained(tmp_path / "moe")
+    check_published(model, tmp_path / "moe", 3, tmp_path)
 
 
 @pytest.mark.parametrize("kind, deep", KINDS)
