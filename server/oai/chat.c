@@ -337,10 +337,13 @@ const struct oai_kind oai_chat_count = {
     .answer = oai_count_answer,
 };
 
-/* Chooses the kind for SageMaker's route, as vLLM does: a completion if the body has a prompt,
- * otherwise a chat. */
+/* Chooses the kind for SageMaker's route by what the body has, as vLLM does; otherwise a chat. */
 static const struct oai_kind *choose(const cJSON *body) {
-    return json_get(body, "prompt") ? &oai_completion : &oai_chat;
+    if (json_get(body, "prompt")) return &oai_completion;
+    if (json_get(body, "messages")) return &oai_chat;
+    if (json_get(body, "input")) return &oai_embeddings;
+    if (json_get(body, "documents")) return &oai_rerank;
+    return json_get(body, "text_1") ? &oai_score : &oai_chat;
 }
 
 const struct oai_kind oai_invocation = {

@@ -16,6 +16,8 @@
 static const struct oai_field fields[] = {
     {"input", OAI_ANY},
     {"encoding_format", OAI_ANY},
+    {"embed_dtype", OAI_ANY},
+    {"endianness", OAI_ANY},
     {"dimensions", OAI_ANY},
     {"user", OAI_ANY},
     {"normalize", OAI_ANY},
@@ -63,9 +65,23 @@ int oai_check_numbers(const struct oai_reader *r, const char *field) {
                        out->base64 ? "" : ", or ask for base64");
 }
 
+/* vLLM's fields choose other numbers; a client that asks for them would misread these. */
+static int check_number_format(struct oai_reader *r) {
+    const char *type = NULL, *order = NULL;
+    if (oai_get_str(r, NULL, r->body, "embed_dtype", &type) ||
+        oai_get_str(r, NULL, r->body, "endianness", &order))
+        return -1;
+    if (type && strcmp(type, "float32") != 0)
+        return oai_invalid(r, "embed_dtype", "expected \"float32\", found \"%.40s\"", type);
+    if (!order || strcmp(order, "native") == 0 || strcmp(order, "little") == 0) return 0;
+    return oai_invalid(r, "endianness", "expected \"native\" or \"little\", found \"%.40s\"",
+                       order);
+}
+
 static int read_vector_encoding(struct oai_reader *r) {
     const char *format = NULL;
-    if (oai_get_str(r, NULL, r->body, "encoding_format", &format)) return -1;
+    if (check_number_format(r) || oai_get_str(r, NULL, r->body, "encoding_format", &format))
+        return -1;
     r->out->base64 = format && strcmp(format, "base64") == 0;
     if (!format || r->out->base64 || strcmp(format, "float") == 0) return 0;
     return oai_invalid(r, "encoding_format", "expected \"float\" or \"base64\", found \"%.40s\"",

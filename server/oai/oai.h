@@ -209,6 +209,7 @@ struct oai_request {
     const struct oai_text *documents; /* [prompt_count] in the arena; NULL: not returned */
     int32_t dimensions;               /* numbers of a vector that are kept, the first ones */
     bool base64, raw_vectors;         /* written so; not normalised */
+    bool raw_labels;                  /* scores without the sigmoid */
     bool stream, include_usage, continuous_usage, include_progress, echo;
     bool split_reasoning, hide_reasoning;
     bool include_stop;          /* the stop string is shown */

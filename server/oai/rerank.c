@@ -124,8 +124,21 @@ static int add_pairs(struct oai_reader *r, const char *const *queries, int query
     return 0;
 }
 
+/* vLLM's field: false asks for the label itself, which only cross-encoders have. */
+static int read_activation(struct oai_reader *r) {
+    const struct engine_info *info = r->rules->info;
+    bool activation = !info->labels || info->label_sigmoid;
+    if (oai_get_bool(r, NULL, r->body, "use_activation", &activation)) return -1;
+    r->out->raw_labels = !activation;
+    if (activation || info->labels) return 0;
+    return oai_refuse(r->error, 400, "unsupported_parameter", "use_activation",
+                      "Unsupported value for 'use_activation': this model's scores are "
+                      "probabilities.");
+}
+
 static int judge_pairs(struct oai_reader *r) {
     struct engine_request *sampling = &r->out->sampling;
+    if (read_activation(r)) return -1;
     sampling->pooling = r->rules->info->labels ? ENGINE_POOL_LABELS : ENGINE_POOL_NEXT;
     sampling->judged = r->rules->verdict.ids;
     sampling->judged_count = 2;
@@ -172,6 +185,7 @@ static const struct oai_field rerank_fields[] = {
     {"top_n", OAI_ANY},
     {"return_documents", OAI_ANY},
     {"instruction", OAI_ANY},
+    {"use_activation", OAI_ANY},
     {"user", OAI_ANY},
     {"priority", OAI_ANY},
     {"request_id", OAI_ANY},
@@ -216,13 +230,10 @@ static int parse_rerank(struct oai_reader *r) {
 }
 
 static const struct oai_field score_fields[] = {
-    {"text_1", OAI_ANY},
-    {"text_2", OAI_ANY},
-    {"instruction", OAI_ANY},
-    {"user", OAI_ANY},
-    {"priority", OAI_ANY},
-    {"request_id", OAI_ANY},
-    {"truncate_prompt_tokens", OAI_ANY},
+    {"text_1", OAI_ANY},      {"text_2", OAI_ANY},
+    {"instruction", OAI_ANY}, {"use_activation", OAI_ANY},
+    {"user", OAI_ANY},        {"priority", OAI_ANY},
+    {"request_id", OAI_ANY},  {"truncate_prompt_tokens", OAI_ANY},
     {NULL, OAI_ANY},
 };
 
@@ -252,7 +263,7 @@ static double rerank_score_of(const struct oai_answer *answer, int index) {
     const struct engine_info *info = answer->rules->info;
     const float *pooled = answer->jobs[index].pooled;
     const double label = (double)pooled[0];
-    if (info->labels) return info->label_sigmoid ? 1 / (1 + exp(-label)) : label;
+    if (info->labels) return answer->request->raw_labels ? label : 1 / (1 + exp(-label));
     return 1 / (1 + exp((double)pooled[1] - (double)pooled[0]));
 }
 

@@ -211,6 +211,9 @@ def test_cross_encoders(daemon, tmp_path, kind):
 
     assert scores(raw, documents) == pytest.approx(wanted, abs=3e-5)
     assert scores(d, documents) == pytest.approx([1 / (1 + np.exp(-x)) for x in wanted], abs=1e-5)
+    for model_of in (d, raw):
+        assert scores(model_of, documents, use_activation=False) == pytest.approx(wanted, abs=3e-5)
+        assert scores(model_of, documents, use_activation=True) == scores(d, documents)
     alone = [scores(d, [text])[0] for text in documents]
     assert scores(d, documents * 3) == alone * 3
     assert scores(daemon("--model", str(model), "--tensor-parallel-size", "2"), documents) == alone

@@ -29,6 +29,15 @@ def ids_of(daemon, text):
     return daemon.post("/tokenize", {"prompt": text}).json()["tokens"]
 
 
+def test_other_numbers_than_32_bits_are_refused(shared):
+    plain = embed(shared, "abc")
+    assert embed(shared, "abc", embed_dtype="float32", endianness="native") == plain == embed(shared, "abc", endianness="little")
+    for field, value in (("embed_dtype", "float16"), ("embed_dtype", 3), ("endianness", "big")):
+        r = shared.post(PATH, {"input": "abc", "encoding_format": "base64", field: value})
+        assert r.status_code == 400 and r.json()["error"]["param"] == field, r.text
+
+
+
 def as_floats(numbers):
     """Rounded to the 32 bits that they have in the engine."""
     return list(struct.unpack(f"<{len(numbers)}f", struct.pack(f"<{len(numbers)}f", *numbers)))

@@ -24,7 +24,7 @@ GOOD = {CHAT: chat_body(max_tokens=3), TEXT: {"model": MODEL, "prompt": "abc", "
         "/api/chat": {"messages": [{"role": "user", "content": "hi"}], "stream": False, "options": {"num_predict": 3}},
         "/api/generate": {"prompt": "hi", "stream": False, "options": {"num_predict": 3}},
         "/api/embed": {"input": ["abc", "de"]}, "/api/embeddings": {"prompt": "abc"}, "/api/show": {"model": MODEL}}
-INVOCATION = "/invocations"  # has the bodies of two others
+INVOCATION = "/invocations"  # has the bodies of others
 
 
 def check(name, value):
@@ -89,7 +89,11 @@ def test_invocations(shared):
     check("CompletionChunk", json.loads(chunks[0]))
     assert shared.post(INVOCATION, {}).json()["error"]["param"] == "messages"
     assert shared.post(INVOCATION, {"prompt": {}}).json()["error"]["param"] == "prompt"
-    names = [{"$ref": f"#/components/schemas/{name}"} for name in ("ChatRequest", "CompletionRequest")]
+    for path in ("/v1/embeddings", "/v1/rerank", "/v1/score"):
+        own, other = (shared.post(p, GOOD[path]).json() for p in (INVOCATION, path))
+        for key in own.keys() - {"id", "created"} | other.keys() - {"id", "created"}:
+            assert own[key] == other[key], (path, key)
+    names = [{"$ref": f"#/components/schemas/{name}Request"} for name in ("Chat", "Completion", "Embeddings", "Rerank", "Score")]
     assert DOCUMENT["paths"][INVOCATION]["post"]["requestBody"]["content"]["application/json"]["schema"] == {"anyOf": names}
 
 

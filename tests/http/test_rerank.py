@@ -39,6 +39,12 @@ def test_top_n(shared, fake):
     error(shared.post(PATH, {"query": "q", "documents": ["a"], "top_n": 0}), 400, "top_n")
 
 
+def test_scores_are_probabilities(shared):
+    assert rerank(shared, use_activation=True)["results"] == rerank(shared)["results"]
+    assert error(shared.post(PATH, {"query": "q", "documents": ["a"], "use_activation": False}), 400, "use_activation")["code"] == "unsupported_parameter"
+    error(shared.post(SCORE, {"text_1": "q", "text_2": "a", "use_activation": 1}), 400, "use_activation")
+
+
 def test_documents_come_back_on_request(shared):
     assert all("document" not in r for r in rerank(shared, return_documents=False)["results"])
     odd = ["naïve 🙂", 'quo"te\n', "nul \u0000 byte", ""]
