@@ -69,6 +69,18 @@ static void plan_tiles(struct engine *e) {
     plan->weight_bytes = (int64_t)vision_weight_bytes(first);
 }
 
+/* A step holds all rows of a tile that see each other, beside a row of every answer. */
+static int check_step_rows(const struct engine *e, struct fault *fault) {
+    const struct picture_form *form = &vision_config(e->replicas[0].encoder)->form;
+    const int least = form->tile_tokens_max + e->options.max_num_seqs - 1;
+    if (!form->together || e->options.max_num_batched_tokens >= least) return 0;
+    return fault_set(fault, ERR_LIMIT, "max_num_batched_tokens",
+                     "%d, but a step holds the %d rows of a picture and one of each of "
+                     "max_num_seqs %d sequences: at least %d are needed",
+                     e->options.max_num_batched_tokens, form->tile_tokens_max,
+                     e->options.max_num_seqs, least);
+}
+
 static void close_encoders(struct engine *e) {
     for (int i = e->replica_count - 1; i >= 0; i--) encoder_close(&e->replicas[i]);
     e->encoder = (struct encoder_plan){0};
@@ -79,6 +91,8 @@ static int open_encoders(struct engine *e, struct fault *fault) {
     if (rc == 0) rc = load_encoder(e, &e->replicas[0], fault);
     if (rc != 0) return rc;
     CHECK(e->replicas[0].encoder);
+    rc = check_step_rows(e, fault);
+    if (rc != 0) return rc;
     plan_tiles(e);
     for (int i = 1; i < e->replica_count && rc == 0 && !e->options.check_only; i++)
         rc = load_encoder(e, &e->replicas[i], fault);

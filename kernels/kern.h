@@ -128,10 +128,11 @@ struct kern_shape {
  *   observe -> normalise -> history -> smooth -> redundancy -> split the total -> select -> merge
  *
  * Notation: A[r, t, i] is the attention of query head r of the KV head's group at query t to entry
- * i, softmax(q . k / sqrt(D)) over the entries with pos <= the query's pos. Candidates are the
- * entries with pos < T - recent, sinks included; they take part in every formula, and sinks are
- * protected only in the selection. Scores are float32; higher scores are kept. Sources are named
- * with the rows of paging/policy.c. */
+ * i, softmax(q . k / sqrt(D)) over the entries with pos <= the query's pos; where every query is
+ * observed (window 0), over all that it sees (kern_given.together). Candidates are the entries with
+ * pos < T - recent, sinks included; they take part in every formula, and sinks are protected only
+ * in the selection. Scores are float32; higher scores are kept. Sources are named with the rows of
+ * paging/policy.c. */
 
 #define KERN_WINDOW_MAX       64   /* queries that a backend remembers per sequence and layer */
 #define KERN_SMOOTH_WIDTH_MAX 31   /* widest smoothing, odd */
@@ -388,7 +389,9 @@ struct kern_span {
 
 /* Rows whose embeddings are not looked up but given; their tokens are 0. */
 struct kern_given {
-    int32_t row, count;
+    int32_t row, count; /* in one span */
+    bool together;      /* queries see the entries of all these rows, also those behind them: a
+                           sliding window bounds only what lies in front. Not in every backend */
     int deep; /* further vectors of each row, which are added to its hidden state behind layers 0 to
                  deep - 1 (DeepStack, arXiv 2406.04334); below the number of layers */
     const float *rows; /* [count, 1 + deep, d_model] host memory, valid until the step's end */
@@ -406,7 +409,7 @@ struct kern_batch {
     const struct kern_span *spans;
     int rows;
     int span_count;
-    const struct kern_given *given; /* [given_count] read by the model, not by backends */
+    const struct kern_given *given; /* [given_count]; of them backends read `together` alone */
     int given_count;
     /* [rows] where a row's three places differ; backends on a device refuse them (CHECK). NULL: a
      * row's places are its position less what its span is behind. */

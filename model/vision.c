@@ -41,21 +41,30 @@ struct vision_part {
     int layer, row;
 };
 
+/* Beginnings of the names of the encoder and of the connector. Gemma's files of different age have
+ * different ones. */
+struct vision_fronts {
+    const char *encoder, *connector;
+};
+
 struct vision {
     struct kern *kern;
     struct vision_config config;
+    struct vision_fronts fronts;
     bool borrowed; /* another encoder owns all but the scratch */
     struct kern_weight *patch, *connector;
     float *patch_bias, *last_norm, *last_norm_bias;
-    float *places; /* [patches, width] the positions' embeddings */
-    float *ones;   /* [ff] */
+    float *pool_norm; /* [width], or NULL */
+    float *places;    /* [patches, width] the positions' embeddings */
+    float *ones;      /* [ff] */
     struct vision_layer *layers;
     uint8_t identity[SHA256_BYTES];
     size_t weight_bytes, step_bytes;
     struct vision_scratch scratch;
-    float values[3][256]; /* picture_fill_values */
-    float *pixels;        /* host memory, as scratch.pixels */
-    int32_t *order;       /* [patches] the patches that a row of embeddings joins, side by side */
+    float values[3][256];    /* picture_fill_values */
+    float *pixels;           /* host memory, as scratch.pixels */
+    int32_t *order;          /* [patches] the patches that a row of embeddings joins, side by side;
+                                of those it pools first the first one of each row */
     struct vision_part part; /* the present tile's next one */
     int64_t part_cost;       /* multiplications of a part */
 };
@@ -70,7 +79,9 @@ enum part {
     PART_PATCH,
     PART_PLACES,
     PART_LAST_NORM,
-    PART_CONNECTOR,
+    PART_CONNECTOR, /* or the next two: vision_config.pools */
+    PART_POOL_NORM,
+    PART_PROJECTION,
     PART_ATTN_NORM, /* one for each layer from here on */
     PART_Q,
     PART_K,
@@ -81,12 +92,25 @@ enum part {
     PART_DOWN
 };
 
-/* Names in a directory and in a GGUF file, behind those of a layer. */
+static const struct vision_fronts gguf_fronts = {"v.", "mm."},
+                                  idefics3_fronts = {"model.vision_model.",
+                                                     "model.connector.modality_projection."},
+                                  gemma_fronts[] = {
+                                      {"vision_tower.vision_model.", "multi_modal_projector."},
+                                      {"vision_tower.", "multi_modal_projector."},
+                                      {"model.vision_tower.vision_model.",
+                                       "model.multi_modal_projector."},
+                                      {"model.vision_tower.", "model.multi_modal_projector."},
+};
+
+/* Names in a directory and in a GGUF file, behind these and those of a layer. */
 static const char *const names[][2] = {
-    [PART_PATCH] = {"model.vision_model.embeddings.patch_embedding", "v.patch_embd"},
-    [PART_PLACES] = {"model.vision_model.embeddings.position_embedding", "v.position_embd"},
-    [PART_LAST_NORM] = {"model.vision_model.post_layernorm", "v.post_ln"},
-    [PART_CONNECTOR] = {"model.connector.modality_projection.proj", "mm.model.fc"},
+    [PART_PATCH] = {"embeddings.patch_embedding", "patch_embd"},
+    [PART_PLACES] = {"embeddings.position_embedding", "position_embd"},
+    [PART_LAST_NORM] = {"post_layernorm", "post_ln"},
+    [PART_CONNECTOR] = {"proj", "model.fc"},
+    [PART_POOL_NORM] = {"mm_soft_emb_norm", "soft_emb_norm"},
+    [PART_PROJECTION] = {"mm_input_projection", "input_projection"},
     [PART_ATTN_NORM] = {"layer_norm1", "ln1"},
     [PART_Q] = {"self_attn.q_proj", "attn_q"},
     [PART_K] = {"self_attn.k_proj", "attn_k"},
@@ -96,15 +120,31 @@ static const char *const names[][2] = {
     [PART_UP] = {"mlp.fc1", "ffn_up"},
     [PART_DOWN] = {"mlp.fc2", "ffn_down"},
 };
-static const char *const layer_names[2] = {"model.vision_model.encoder.layers.", "v.blk."};
+static const char *const layer_names[2] = {"encoder.layers.", "blk."};
 
-static void name_part(char out[TENSOR_NAME_MAX], bool gguf, enum part part, int layer,
-                      const char *end) {
+static void name_part(char out[TENSOR_NAME_MAX], const struct vision *vision, enum part part,
+                      int layer, const char *end) {
+    const bool gguf = vision->config.gguf, connects = part >= PART_CONNECTOR;
+    const char joint = !gguf && part == PART_PROJECTION ? '_' : '.';
+    const struct vision_fronts *fronts = &vision->fronts;
     if (part < PART_ATTN_NORM)
-        snprintf(out, TENSOR_NAME_MAX, "%s.%s", names[part][gguf], end);
+        snprintf(out, TENSOR_NAME_MAX, "%s%s%c%s", connects ? fronts->connector : fronts->encoder,
+                 names[part][gguf], joint, end);
     else
-        snprintf(out, TENSOR_NAME_MAX, "%s%d.%s.%s", layer_names[gguf], layer, names[part][gguf],
-                 end);
+        snprintf(out, TENSOR_NAME_MAX, "%s%s%d.%s.%s", fronts->encoder, layer_names[gguf], layer,
+                 names[part][gguf], end);
+}
+
+/* Finds out which names the files have; the first ones, if they have none. */
+static void find_fronts(struct vision *vision, const struct weights *weights) {
+    char name[TENSOR_NAME_MAX];
+    vision->fronts = vision->config.gguf ? gguf_fronts : idefics3_fronts;
+    if (vision->config.gguf || !vision->config.pools) return;
+    for (size_t i = sizeof gemma_fronts / sizeof *gemma_fronts; i-- > 0;) {
+        vision->fronts = gemma_fronts[i];
+        name_part(name, vision, PART_PATCH, 0, "weight");
+        if (weights_find(weights, name)) return;
+    }
 }
 
 /* ---- Loading ---- */
@@ -174,7 +214,7 @@ static int load_parts(struct vision_loader *loader, enum part first, int count, 
     int rc = 0;
     CHECK(count <= MOST);
     for (int i = 0; i < count && !rc; i++) {
-        name_part(name, loader->vision->config.gguf, (enum part)((int)first + i), layer, "weight");
+        name_part(name, loader->vision, (enum part)((int)first + i), layer, "weight");
         rc = find_part(loader, name, rows, cols, &tensors[i]);
         if (!rc && loader->team)
             rc = read_matrix(loader, name, &tensors[i], &room[i], &matrices[i]);
@@ -193,6 +233,38 @@ static int give_floats(struct vision_loader *loader, const char *name, const flo
     return kern->ops->upload(kern, *out, from, count * sizeof *from);
 }
 
+/* The projection of pooled patches, whose file has a row for each input. */
+static int load_projection(struct vision_loader *loader) {
+    struct vision *vision = loader->vision;
+    const struct vision_config *c = &vision->config;
+    const size_t in = (size_t)c->width, out = (size_t)c->text_width;
+    char name[TENSOR_NAME_MAX];
+    struct tensor tensor;
+    name_part(name, vision, PART_PROJECTION, 0, "weight");
+    int rc = find_part(loader, name, c->width, c->text_width, &tensor);
+    if (!rc && tensor.dtype == TENSOR_BLOCKS)
+        rc = fault_set(loader->fault, ERR_UNSUPPORTED, name, "type %s is not supported",
+                       tensor.type);
+    if (rc || !loader->team) return rc;
+    float *row = mem_must_alloc(out, sizeof *row), *host = mem_must_alloc(in * out, sizeof *host);
+    for (size_t i = 0; i < in && !rc; i++) {
+        CHECK(tensor_read_floats(&tensor, i * out, out, row));
+        for (size_t k = 0; k < out; k++) {
+            host[k * in + i] = row[k];
+            if (!isfinite(row[k]))
+                rc = fault_set(loader->fault, ERR_INVALID, name, "has a number that is not finite");
+        }
+    }
+    const struct kern_matrix matrix = {
+        .data = host, .dtype = KERN_F32, .rows = c->text_width, .cols = c->width};
+    if (!rc)
+        rc = vision->kern->ops->weight_load(vision->kern, &matrix, 1, KERN_SHARD_NONE,
+                                            &vision->connector, loader->fault);
+    mem_free(row);
+    mem_free(host);
+    return rc;
+}
+
 /* Loads the vectors of `count` parts, [width] each, one behind another. */
 static int load_vectors(struct vision_loader *loader, enum part first, int count, int layer,
                         const char *end, int width, float **out) {
@@ -202,10 +274,13 @@ static int load_vectors(struct vision_loader *loader, enum part first, int count
     float *host = mem_must_alloc(all, sizeof *host);
     int rc = 0;
     for (int i = 0; i < count && !rc; i++) {
-        name_part(name, loader->vision->config.gguf, (enum part)((int)first + i), layer, end);
+        name_part(name, loader->vision, (enum part)((int)first + i), layer, end);
         rc = find_part(loader, name, width, 0, &tensor);
         if (!rc) CHECK(tensor_read_floats(&tensor, 0, each, host + (size_t)i * each));
     }
+    /* Gemma's directories have weights of norms less 1. */
+    for (size_t i = 0; first == PART_POOL_NORM && !loader->vision->config.gguf && i < all; i++)
+        host[i] += 1;
     for (size_t i = 0; i < all && !rc; i++)
         if (!isfinite(host[i]))
             rc = fault_set(loader->fault, ERR_INVALID, name, "has a number that is not finite");
@@ -220,7 +295,7 @@ static int load_places(struct vision_loader *loader) {
     const size_t width = (size_t)c->width;
     char name[TENSOR_NAME_MAX];
     struct tensor tensor;
-    name_part(name, c->gguf, PART_PLACES, 0, "weight");
+    name_part(name, loader->vision, PART_PLACES, 0, "weight");
     int rc = find_part(loader, name, (int64_t)c->table_side * c->table_side, c->width, &tensor);
     if (!rc && tensor.dtype == TENSOR_BLOCKS)
         rc = fault_set(loader->fault, ERR_UNSUPPORTED, name, "type %s is not supported",
@@ -239,10 +314,22 @@ static int load_places(struct vision_loader *loader) {
     return rc;
 }
 
+/* Older GGUF files have the names of both matrices of a network exchanged. */
+static bool is_exchanged(const struct vision_loader *loader, int layer) {
+    const struct vision_config *c = &loader->vision->config;
+    char name[TENSOR_NAME_MAX];
+    name_part(name, loader->vision, PART_UP, layer, "weight");
+    const struct tensor *up = weights_find(loader->weights, name);
+    return c->gguf && up && up->dims == 2 && up->shape[0] == c->width && up->shape[1] == c->ff &&
+           c->ff != c->width;
+}
+
 static int load_vision_layer(struct vision_loader *loader, int at) {
     const struct vision_config *c = &loader->vision->config;
     struct vision_layer *layer = &loader->vision->layers[at];
     const int width = c->width;
+    const bool exchanged = is_exchanged(loader, at);
+    const enum part up = exchanged ? PART_DOWN : PART_UP, down = exchanged ? PART_UP : PART_DOWN;
     int rc = load_vectors(loader, PART_ATTN_NORM, 1, at, "weight", width, &layer->attn_norm);
     if (!rc)
         rc = load_vectors(loader, PART_ATTN_NORM, 1, at, "bias", width, &layer->attn_norm_bias);
@@ -252,11 +339,21 @@ static int load_vision_layer(struct vision_loader *loader, int at) {
     if (!rc) rc = load_vectors(loader, PART_O, 1, at, "bias", width, &layer->o_bias);
     if (!rc) rc = load_vectors(loader, PART_FF_NORM, 1, at, "weight", width, &layer->ff_norm);
     if (!rc) rc = load_vectors(loader, PART_FF_NORM, 1, at, "bias", width, &layer->ff_norm_bias);
-    if (!rc) rc = load_parts(loader, PART_UP, 1, at, c->ff, width, &layer->up);
-    if (!rc) rc = load_vectors(loader, PART_UP, 1, at, "bias", c->ff, &layer->up_bias);
-    if (!rc) rc = load_parts(loader, PART_DOWN, 1, at, width, c->ff, &layer->down);
-    if (!rc) rc = load_vectors(loader, PART_DOWN, 1, at, "bias", width, &layer->down_bias);
+    if (!rc) rc = load_parts(loader, up, 1, at, c->ff, width, &layer->up);
+    if (!rc) rc = load_vectors(loader, up, 1, at, "bias", c->ff, &layer->up_bias);
+    if (!rc) rc = load_parts(loader, down, 1, at, width, c->ff, &layer->down);
+    if (!rc) rc = load_vectors(loader, down, 1, at, "bias", width, &layer->down_bias);
     return rc;
+}
+
+static int load_connector(struct vision_loader *loader) {
+    struct vision *vision = loader->vision;
+    const struct vision_config *c = &vision->config;
+    const int64_t joined = (int64_t)c->merge * c->merge * c->width;
+    if (!c->pools)
+        return load_parts(loader, PART_CONNECTOR, 1, 0, c->text_width, joined, &vision->connector);
+    int rc = load_vectors(loader, PART_POOL_NORM, 1, 0, "weight", c->width, &vision->pool_norm);
+    return rc ? rc : load_projection(loader);
 }
 
 static int load_ones(struct vision_loader *loader) {
@@ -271,8 +368,8 @@ static int load_ones(struct vision_loader *loader) {
 
 /* The numbers that the weights are used with. */
 static void add_config(struct sha256_stream *sum, const struct vision_config *c) {
-    const int32_t sizes[] = {c->layers,     c->width, c->ff,    c->heads,     c->patch,
-                             c->table_side, c->side,  c->merge, c->text_width};
+    const int32_t sizes[] = {c->layers,     c->width, c->ff,    c->heads,      c->patch,
+                             c->table_side, c->side,  c->merge, c->text_width, c->pools};
     float values[3][256];
     picture_fill_values(&c->form, values);
     sha256_add(sum, sizes, sizeof sizes);
@@ -289,7 +386,7 @@ static int load_weights(struct vision *vision, const struct weights *weights,
     sha256_begin(&loader.sum);
     add_config(&loader.sum, c);
     vision->layers = mem_must_alloc((size_t)c->layers, sizeof *vision->layers);
-    const int64_t joined = (int64_t)c->merge * c->merge * c->width;
+    find_fronts(vision, weights);
     int rc = load_parts(&loader, PART_PATCH, 1, 0, c->width, patch_pixels(c), &vision->patch);
     if (!rc) rc = load_vectors(&loader, PART_PATCH, 1, 0, "bias", c->width, &vision->patch_bias);
     if (!rc) rc = load_places(&loader);
@@ -298,8 +395,7 @@ static int load_weights(struct vision *vision, const struct weights *weights,
         rc = load_vectors(&loader, PART_LAST_NORM, 1, 0, "weight", c->width, &vision->last_norm);
     if (!rc)
         rc = load_vectors(&loader, PART_LAST_NORM, 1, 0, "bias", c->width, &vision->last_norm_bias);
-    if (!rc)
-        rc = load_parts(&loader, PART_CONNECTOR, 1, 0, c->text_width, joined, &vision->connector);
+    if (!rc) rc = load_connector(&loader);
     if (!rc) rc = load_ones(&loader);
     sha256_end(&loader.sum, vision->identity);
     cpu_team_close(loader.team);
@@ -360,11 +456,13 @@ static int open_scratch(struct vision *vision, bool check_only, struct fault *fa
     picture_fill_values(&c->form, vision->values);
     vision->pixels = mem_must_alloc((size_t)patches * (size_t)patch_pixels(c), sizeof(float));
     vision->order = mem_must_alloc((size_t)patches, sizeof *vision->order);
-    int32_t *to = vision->order;
-    for (int y = 0; y < c->side; y += c->merge)
-        for (int x = 0; x < c->side; x += c->merge)
-            for (int i = 0; i < c->merge * c->merge; i++)
-                *to++ = (y + i / c->merge) * c->side + x + i % c->merge;
+    const int each = c->merge * c->merge, tokens = patches / each;
+    for (int row = 0; row < tokens; row++)
+        for (int i = 0; i < each; i++) {
+            const int across = c->side / c->merge, y = row / across, x = row % across;
+            vision->order[c->pools ? i * tokens + row : row * each + i] =
+                (y * c->merge + i / c->merge) * c->side + x * c->merge + i % c->merge;
+        }
     return kern->ops->cache_open(kern, &cache, fault);
 }
 
@@ -456,7 +554,7 @@ void vision_close(struct vision *vision) {
     mem_free(vision->order);
     if (!vision->borrowed) {
         float *vectors[] = {vision->patch_bias, vision->last_norm, vision->last_norm_bias,
-                            vision->places, vision->ones};
+                            vision->pool_norm,  vision->places,    vision->ones};
         for (size_t i = 0; i < sizeof vectors / sizeof *vectors; i++) free_vector(kern, vectors[i]);
         for (int i = 0; vision->layers && i < vision->config.layers; i++)
             close_vision_layer(kern, &vision->layers[i]);
@@ -591,6 +689,23 @@ static int feed_forward(struct vision *vision, int row, int rows) {
     return 0;
 }
 
+/* The norm of the means of the patches of each row. An RMSNorm of sums is that of means where its
+ * eps grows with the square of their number. */
+static void pool_patches(struct vision *vision) {
+    const struct vision_config *c = &vision->config;
+    const struct vision_scratch *s = &vision->scratch;
+    struct kern *kern = vision->kern;
+    const int each = c->merge * c->merge, rows = vision_patches(c) / each;
+    float *sums = s->heads, *next = row_of(s->heads, rows, c->width);
+    for (int i = 0; i < each; i++) {
+        kern->ops->gather_rows(kern, i ? next : sums, s->norm, vision->order + (ptrdiff_t)i * rows,
+                               rows, c->width);
+        if (i) kern->ops->add(kern, sums, next, rows, c->width);
+    }
+    kern->ops->rms_norm(kern, sums, sums, vision->pool_norm, rows, c->width,
+                        c->eps * (float)each * (float)each);
+}
+
 /* The connector. Rows of s->norm in order are rows of joined patches. */
 static int connect_patches(struct vision *vision, float *out) {
     const struct vision_config *c = &vision->config;
@@ -599,7 +714,10 @@ static int connect_patches(struct vision *vision, float *out) {
     const int patches = vision_patches(c), rows = c->form.tile_tokens_max;
     kern->ops->layer_norm(kern, s->norm, s->x, vision->last_norm, vision->last_norm_bias, patches,
                           c->width, c->eps);
-    kern->ops->gather_rows(kern, s->heads, s->norm, vision->order, patches, c->width);
+    if (c->pools)
+        pool_patches(vision);
+    else
+        kern->ops->gather_rows(kern, s->heads, s->norm, vision->order, patches, c->width);
     kern->ops->matmul(kern, s->rows, s->heads, vision->connector, NULL, rows, KERN_SET);
     int rc =
         kern->ops->download(kern, out, s->rows, (size_t)rows * (size_t)c->text_width * sizeof *out);

@@ -5,8 +5,8 @@
  * worth 16x16 words", arXiv 2010.11929; SigLIP, arXiv 2303.15343): a product of each patch's
  * pixels, learned positions, layers with LayerNorm and biases in which every patch sees all others,
  * a last norm. A connector joins squares of patches and multiplies them into the width of the text
- * model (Idefics3, arXiv 2408.12637, section 3; SmolVLM, arXiv 2504.05299). Families are data:
- * struct vision_config.
+ * model (Idefics3, arXiv 2408.12637, section 3; SmolVLM, arXiv 2504.05299), or their means
+ * (Gemma 3, arXiv 2503.19786, section 2.1). Families are data: struct vision_config.
  *
  * A tile's rows depend on that tile alone, so they are the same bits whenever and beside whatever
  * they are computed. The work of a tile is divided into parts of about equal cost, so that steps of
@@ -33,6 +33,7 @@ struct vision_config {
     int table_side; /* positions of a side in the table of positions */
     int side;       /* patches of a tile's side */
     int merge;      /* patches of a side that one row of embeddings joins */
+    bool pools;     /* such a row is their mean with an RMSNorm; false: they stand side by side */
     int text_width; /* numbers of such a row, but for `deep` */
     int deep;  /* further embeddings of a row, for the text model's first layers; see kern_given */
     float eps; /* the norms' */
@@ -45,7 +46,7 @@ int vision_config_of_directory(const char *dir, struct vision_config *out, struc
 /* The same of a file of type mmproj; faults name the key. */
 int vision_config_of_gguf(const struct gguf *gguf, struct vision_config *out, struct fault *fault);
 /* Returns which row of the table of positions the patch number `at` of a side has: transformers,
- * Idefics3VisionEmbeddings, in float32. */
+ * Idefics3VisionEmbeddings, in float32. With `pools` its own. */
 int vision_position(const struct vision_config *config, int at);
 
 static inline int vision_patches(const struct vision_config *config) {

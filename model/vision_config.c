@@ -12,10 +12,19 @@
 
 static const struct vision_family {
     const char *architecture, *model_type;
+    const char *projector; /* in GGUF files */
     enum picture_kind kind;
+    /* transformers, Idefics3VisionConfig and SiglipVisionConfig: the defaults. */
+    int layers, width, ff, heads, edge, patch;
+    int merge;  /* where a GGUF file does not say it; 0: it must */
+    bool pools; /* vision_config */
 } families[] = {
-    {"Idefics3ForConditionalGeneration", "idefics3", PICTURE_IDEFICS3},
-    {"SmolVLMForConditionalGeneration", "smolvlm", PICTURE_IDEFICS3},
+    {"Idefics3ForConditionalGeneration", "idefics3", "idefics3", PICTURE_IDEFICS3, 12, 1152, 3072,
+     16, 224, 32, 0, false},
+    {"SmolVLMForConditionalGeneration", "smolvlm", "idefics3", PICTURE_IDEFICS3, 12, 1152, 3072, 16,
+     224, 32, 0, false},
+    {"Gemma3ForConditionalGeneration", "gemma3", "gemma3", PICTURE_STRETCHED, 12, 768, 3072, 12,
+     224, 16, 4, true},
 };
 
 static int refuse(struct fault *fault, const char *field, const char *what) {
@@ -27,7 +36,8 @@ static int refuse(struct fault *fault, const char *field, const char *what) {
 /* Sizes of the tile in patches, and of the rows of embeddings. */
 static int fill_sides(struct vision_config *out, int table_edge, struct fault *fault) {
     struct picture_form *form = &out->form;
-    if (form->tile_edge % out->patch || table_edge < out->patch)
+    if (form->tile_edge % out->patch || table_edge < out->patch ||
+        (out->pools && table_edge != form->tile_edge))
         return fault_set(fault, ERR_INVALID, "patch_size",
                          "tiles of %d pixels and positions for %d cannot be cut into patches of %d",
                          form->tile_edge, table_edge, out->patch);
@@ -53,6 +63,7 @@ int vision_position(const struct vision_config *config, int at) {
     const double table = 1.0 / config->table_side;
     float place = (float)at * step;
     int row = 0;
+    if (config->pools) return at;
     if (place > most) place = most;
     while (row + 1 < config->table_side && (float)(table + row * table) <= place) row++;
     return row;
@@ -72,13 +83,28 @@ static const struct vision_family *find_family(const cJSON *root, struct fault *
     return NULL;
 }
 
-/* transformers, Idefics3VisionConfig: the defaults. */
-static int read_encoder(const cJSON *root, struct vision_config *out, int *table_edge,
+/* Patches that are pooled are counted by the rows that are left. */
+static int read_pooling(const cJSON *root, int edge, int patch, int64_t *merge,
                         struct fault *fault) {
+    static const char name[] = "mm_tokens_per_image";
+    int64_t tokens = 256, side = 1;
+    int rc = json_int(root, NULL, name, 1, PICTURE_TOKENS_MAX, &tokens, fault);
+    if (rc) return rc;
+    while (side * side < tokens) side++;
+    *merge = edge / patch / side;
+    return side * side == tokens && *merge * side * patch == edge
+               ? 0
+               : fault_set(fault, ERR_INVALID, name,
+                           "%lld rows cannot be made of patches of %d pixels in %d x %d pixels",
+                           (long long)tokens, patch, edge, edge);
+}
+
+static int read_encoder(const cJSON *root, const struct vision_family *family,
+                        struct vision_config *out, int *table_edge, struct fault *fault) {
     static const char path[] = "vision_config";
     const cJSON *vision = json_get(root, path);
-    int64_t layers = 12, width = 1152, ff = 3072, heads = 16, edge = 224, patch = 32, channels = 3,
-            merge = 2;
+    int64_t layers = family->layers, width = family->width, ff = family->ff, heads = family->heads,
+            edge = family->edge, patch = family->patch, channels = 3, merge = 2;
     double eps = 1e-6;
     const char *act = "gelu_pytorch_tanh";
     if (vision && !cJSON_IsObject(vision))
@@ -93,7 +119,10 @@ static int read_encoder(const cJSON *root, struct vision_config *out, int *table
     if (!rc) rc = json_int(vision, path, "num_channels", 1, 16, &channels, fault);
     if (!rc) rc = json_num(vision, path, "layer_norm_eps", 0, 1, &eps, fault);
     if (!rc) rc = json_str(vision, path, "hidden_act", &act, fault);
-    if (!rc) rc = json_int(root, NULL, "scale_factor", 1, VISION_SIDE_MAX, &merge, fault);
+    if (!rc && family->pools)
+        rc = read_pooling(root, (int)edge, (int)patch, &merge, fault);
+    else if (!rc)
+        rc = json_int(root, NULL, "scale_factor", 1, VISION_SIDE_MAX, &merge, fault);
     if (rc) return rc;
     if (channels != 3) return refuse(fault, "vision_config.num_channels", "only 3 are supported");
     if (strcmp(act, "gelu_pytorch_tanh") != 0)
@@ -105,6 +134,7 @@ static int read_encoder(const cJSON *root, struct vision_config *out, int *table
     out->patch = (int)patch;
     out->merge = (int)merge;
     out->eps = (float)eps;
+    out->pools = out->form.together = family->pools;
     *table_edge = (int)edge;
     return 0;
 }
@@ -123,11 +153,38 @@ static int read_three(const cJSON *config, const char *key, float out[3], struct
 }
 
 /* transformers, Idefics3ImageProcessor: the defaults. */
+static int read_tiles(const cJSON *config, struct picture_form *form, struct fault *fault) {
+    int64_t tile = 364, longest = 4 * tile;
+    int rc =
+        json_int(json_get(config, "size"), "size", "longest_edge", 1, 1 << 16, &longest, fault);
+    if (!rc)
+        rc = json_int(json_get(config, "max_image_size"), "max_image_size", "longest_edge", 1,
+                      VISION_EDGE_MAX, &tile, fault);
+    form->splits = true;
+    if (!rc) rc = json_bool(config, NULL, "do_image_splitting", &form->splits, fault);
+    form->longest_edge = (int)longest;
+    form->tile_edge = (int)tile;
+    return rc;
+}
+
+/* transformers, Gemma3ImageProcessor. */
+static int read_stretch(const cJSON *config, struct picture_form *form, struct fault *fault) {
+    const cJSON *size = json_get(config, "size"), *pan = json_get(config, "do_pan_and_scan");
+    int64_t width = 224, height = 224;
+    int rc = json_int(size, "size", "width", 1, VISION_EDGE_MAX, &width, fault);
+    if (!rc) rc = json_int(size, "size", "height", 1, VISION_EDGE_MAX, &height, fault);
+    if (!rc && width != height) rc = refuse(fault, "size.width", "only squares are supported");
+    if (!rc && pan && !cJSON_IsNull(pan) && !cJSON_IsFalse(pan))
+        rc = refuse(fault, "do_pan_and_scan", "only false is supported");
+    form->longest_edge = form->tile_edge = (int)width;
+    return rc;
+}
+
 static int read_processor(const cJSON *config, struct picture_form *form, struct fault *fault) {
     static const char *const always[] = {"do_resize", "do_rescale", "do_normalize"};
-    int64_t tile = 364, longest = 4 * tile, filter = PICTURE_LANCZOS;
+    const bool stretches = form->kind == PICTURE_STRETCHED;
+    int64_t filter = stretches ? PICTURE_BILINEAR : PICTURE_LANCZOS;
     form->rescale = 1.0 / 255;
-    form->splits = true;
     for (int i = 0; i < 3; i++) form->mean[i] = form->deviation[i] = 0.5f;
     for (size_t i = 0; i < sizeof always / sizeof *always; i++) {
         bool does = true;
@@ -135,18 +192,11 @@ static int read_processor(const cJSON *config, struct picture_form *form, struct
         if (rc) return rc;
         if (!does) return refuse(fault, always[i], "false is not supported");
     }
-    int rc =
-        json_int(json_get(config, "size"), "size", "longest_edge", 1, 1 << 16, &longest, fault);
-    if (!rc)
-        rc = json_int(json_get(config, "max_image_size"), "max_image_size", "longest_edge", 1,
-                      VISION_EDGE_MAX, &tile, fault);
+    int rc = stretches ? read_stretch(config, form, fault) : read_tiles(config, form, fault);
     if (!rc) rc = json_int(config, NULL, "resample", 0, 8, &filter, fault);
-    if (!rc) rc = json_bool(config, NULL, "do_image_splitting", &form->splits, fault);
     if (!rc) rc = json_num(config, NULL, "rescale_factor", 0, 1e6, &form->rescale, fault);
     if (!rc) rc = read_three(config, "image_mean", form->mean, fault);
     if (!rc) rc = read_three(config, "image_std", form->deviation, fault);
-    form->longest_edge = (int)longest;
-    form->tile_edge = (int)tile;
     form->filter = (enum picture_filter)filter;
     return rc;
 }
@@ -179,13 +229,13 @@ int vision_config_of_directory(const char *dir, struct vision_config *out, struc
     if (rc || !root) return rc;
     struct fault inner = {0};
     const struct vision_family *family = find_family(root, &inner, &rc);
-    if (!rc && family) rc = read_encoder(root, out, &table_edge, &inner);
+    if (!rc && family) rc = read_encoder(root, family, out, &table_edge, &inner);
     json_free(root);
     if (rc) return fault_set(fault, rc, "config.json", "%s: %s", inner.field, inner.text);
     if (!family) return 0;
+    out->form.kind = family->kind;
     rc = find_processor(dir, &out->form, fault);
     if (rc) return rc;
-    out->form.kind = family->kind;
     rc = fill_sides(out, table_edge, &inner);
     return rc ? fault_set(fault, rc, "config.json", "%s: %s", inner.field, inner.text) : 0;
 }
@@ -196,7 +246,8 @@ static bool is_string(const struct gguf_string *string, const char *text) {
     return string->size == strlen(text) && memcmp(string->data, text, string->size) == 0;
 }
 
-static int check_kind(const struct gguf *gguf, struct fault *fault) {
+static int check_kind(const struct gguf *gguf, const struct vision_family **family,
+                      struct fault *fault) {
     struct gguf_string architecture = {"", 0}, projector = {"", 0};
     bool gelu = false;
     int rc = gguf_str(gguf, "general.architecture", &architecture, fault);
@@ -208,16 +259,20 @@ static int check_kind(const struct gguf *gguf, struct fault *fault) {
         return fault_set(fault, ERR_UNSUPPORTED, "general.architecture",
                          "'%.*s': expected a file with an encoder of pictures, 'clip'",
                          (int)(architecture.size > 40 ? 40 : architecture.size), architecture.data);
-    if (!is_string(&projector, "idefics3"))
+    *family = NULL;
+    for (size_t i = 0; i < sizeof families / sizeof *families && !*family; i++)
+        if (is_string(&projector, families[i].projector)) *family = &families[i];
+    if (!*family)
         return fault_set(fault, ERR_UNSUPPORTED, "clip.projector_type",
-                         "'%.*s' is not supported: idefics3",
+                         "'%.*s' is not supported: idefics3, gemma3",
                          (int)(projector.size > 40 ? 40 : projector.size), projector.data);
     return gelu ? 0 : refuse(fault, "clip.use_gelu", "only true is supported");
 }
 
+/* *out, if it is not 0, stays where the file leaves the key out. */
 static int read_key(const struct gguf *gguf, const char *key, int64_t most, int *out,
                     struct fault *fault) {
-    int64_t value = 0;
+    int64_t value = *out;
     int rc = gguf_int(gguf, key, 1, most, &value, fault);
     if (rc) return rc;
     *out = (int)value;
@@ -252,8 +307,13 @@ int vision_config_of_gguf(const struct gguf *gguf, struct vision_config *out, st
         {"clip.vision.projector.scale_factor", VISION_SIDE_MAX, &out->merge},
         {"clip.vision.preproc_image_size", 1 << 16, &form->longest_edge},
     };
+    const struct vision_family *family = NULL;
     double eps = -1;
-    int rc = check_kind(gguf, fault);
+    int rc = check_kind(gguf, &family, fault);
+    if (rc) return rc;
+    const bool stretches = family->kind == PICTURE_STRETCHED;
+    out->merge = family->merge;
+    form->longest_edge = stretches; /* no key of such files */
     for (size_t i = 0; i < sizeof keys / sizeof *keys && !rc; i++)
         rc = read_key(gguf, keys[i].key, keys[i].most, keys[i].out, fault);
     if (!rc) rc = read_key_three(gguf, "clip.vision.image_mean", form->mean, fault);
@@ -263,9 +323,10 @@ int vision_config_of_gguf(const struct gguf *gguf, struct vision_config *out, st
     if (!rc && eps < 0) rc = fault_set(fault, ERR_INVALID, eps_key, "missing");
     if (rc) return rc;
     /* The file leaves out what all published processors of the family have alike. */
-    form->kind = PICTURE_IDEFICS3;
-    form->filter = PICTURE_LANCZOS;
-    form->splits = true;
+    form->kind = family->kind;
+    form->filter = stretches ? PICTURE_BILINEAR : PICTURE_LANCZOS;
+    form->splits = !stretches;
+    form->together = out->pools = family->pools;
     form->rescale = 1.0 / 255;
     out->eps = (float)eps;
     return fill_sides(out, form->tile_edge, fault);

@@ -63,12 +63,18 @@ void due_append(struct due_state *state, int32_t count) {
     state->tokens += count;
     state->held += count;
     state->prompt_done += count;
+    state->last = count;
+}
+
+bool due_ends_chunk(const struct kv_params *params, const struct due_state *state) {
+    const int32_t before = state->prompt_done - state->last, chunk = params->chunk;
+    return state->prompt_done <= state->prompt_new && state->prompt_done / chunk > before / chunk;
 }
 
 bool due_after_append(const struct kv_params *params, const struct due_state *state) {
     bool in_prompt = state->prompt_done > 0 && state->prompt_done <= state->prompt_new;
     if (!evicts(params) || !in_prompt) return false;
-    if (state->prompt_done % params->chunk == 0) return state->held > kept(params);
+    if (due_ends_chunk(params, state)) return state->held > kept(params);
     return state->prompt_done == state->prompt_new && state->held > kept(params) + params->buffer;
 }
 
@@ -97,13 +103,14 @@ int32_t due_held_at(const struct kv_params *params, int32_t held, int32_t tokens
     return (int32_t)min64(evicted_at, kept(params)) + tokens - evicted_at;
 }
 
-/* An eviction leaves M. One more chunk makes that more than M again, so the next eviction follows
- * after each chunk. */
+/* An eviction leaves M. What is appended up to the end of the next chunk makes that more than M
+ * again, so an eviction follows after each chunk. */
 int64_t due_next_while_reading(const struct kv_params *params, const struct reserve_turn *began,
                                int32_t held, int32_t evicted_at) {
     int64_t chunk = params->chunk, budget = kept(params);
     if (!evicts(params)) return INT64_MAX;
-    if (evicted_at > began->tokens) return evicted_at + chunk;
+    if (evicted_at > began->tokens)
+        return began->tokens + ((evicted_at - began->tokens) / chunk + 1) * chunk;
     int64_t chunks = held > budget ? 1 : (budget - held) / chunk + 1;
     return began->tokens + chunks * chunk;
 }

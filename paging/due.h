@@ -10,7 +10,8 @@
  * window less one. The streams of the other layers hold all tokens.
  *
  * The rule (architecture: "when a sequence evicts is fixed by the request alone"):
- *   - after every C-th new prompt token, down to M;
+ *   - after every C-th new prompt token, down to M; where rows of a picture that see each other are
+ *     around that border (struct picture), they are appended together, and it follows behind them;
  *   - after the last prompt token, if held > M + buffer;
  *   - while generating, before the append that would make held exceed M + buffer. */
 #ifndef KEEPD_PAGING_DUE_H
@@ -24,12 +25,14 @@ struct due_state {
     int32_t held;   /* entries per stream on average, or per stream of a sliding layer: see above */
     int32_t prompt_done; /* new tokens appended in this request; past prompt_new: generated */
     int32_t prompt_new;  /* new prompt tokens that this request must append in all */
+    int32_t last;        /* tokens that were appended last, together */
     int32_t shifts;      /* how often the sequence was shifted */
 };
 
 /* Returns how many prompt tokens may be appended before the next eviction or the next shift: 1..C,
  * never more than the prompt has; 0 when the prompt is complete. Without a bound this is the whole
- * rest. The scheduler may split it further over steps. If a shift is due, it comes first. */
+ * rest. The scheduler may split it further over steps, and may append more where rows stay
+ * together. If a shift is due, it comes first. */
 int32_t due_prompt_limit(const struct kv_params *params, const struct due_state *state);
 
 /* Returns how many generated tokens may be appended before the next eviction or the next shift; 0:
@@ -38,6 +41,8 @@ int32_t due_generate_limit(const struct kv_params *params, const struct due_stat
 
 /* Appends `count` tokens (prompt or generated) to the bookkeeping. */
 void due_append(struct due_state *state, int32_t count);
+/* Returns whether the tokens that were appended last reach the end of a chunk of the prompt. */
+bool due_ends_chunk(const struct kv_params *params, const struct due_state *state);
 
 /* Returns whether the sequence must evict after what was appended. */
 bool due_after_append(const struct kv_params *params, const struct due_state *state);
@@ -177,7 +182,8 @@ int64_t reserve_turn_pages(const struct reserve_shape *shape, const struct kv_pa
  * the rule above, in its prompt and its answer. `start_held`: the entries of the conversation that
  * it continues; `prompt_new`, `max_new`: tokens to come. The result never falls when start_held or
  * max_new rises, so upper bounds of these are safe. A longer prompt can need less, because its end
- * may coincide with an eviction. */
+ * may coincide with an eviction. Where n rows stay together a request may hold n - 1 more, because
+ * an eviction may come so many tokens later. */
 int64_t reserve_peak(const struct kv_params *params, int64_t start_held, int64_t prompt_new,
                      int64_t max_new);
 

@@ -54,7 +54,7 @@ int picture_smart_tokens(const struct picture_form *form) {
 }
 
 int picture_check_form(const struct picture_form *form, struct fault *fault) {
-    if (form->kind != PICTURE_IDEFICS3 && form->kind != PICTURE_SMART)
+    if (form->kind == PICTURE_NONE || form->kind > PICTURE_STRETCHED)
         return fault_set(fault, ERR_UNSUPPORTED, "image_processor_type",
                          "pictures for this processor are not made");
     if (form->filter != PICTURE_LANCZOS && form->filter != PICTURE_BILINEAR &&

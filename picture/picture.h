@@ -7,8 +7,8 @@
  * Sources: the resizing is that of Pillow (its separable convolution with fixed-point coefficients
  * and a rounding to bytes between the two passes), bit for bit. Sizes and tiles follow the
  * Idefics3 processor (Laurencon et al. 2024, "Building and better understanding vision-language
- * models", section 3.2), or Qwen2-VL's (arXiv 2409.12191, section 2.1: naive dynamic resolution).
- */
+ * models", section 3.2), Qwen2-VL's (arXiv 2409.12191, section 2.1: naive dynamic resolution), or
+ * Gemma 3's (arXiv 2503.19786, section 2.1), without pan and scan. */
 #ifndef KEEPD_PICTURE_PICTURE_H
 #define KEEPD_PICTURE_PICTURE_H
 
@@ -37,6 +37,7 @@ enum picture_kind {
     PICTURE_IDEFICS3, /* Idefics3, SmolVLM: square tiles in rows, then the whole picture as one tile
                        */
     PICTURE_SMART,    /* Qwen2.5-VL, Qwen3-VL: the whole picture as one tile of its own shape */
+    PICTURE_STRETCHED, /* Gemma 3: the whole picture as one square tile, whatever its shape is */
 };
 
 /* Filters, with the numbers that preprocessor_config.json uses ("resample"). */
@@ -57,6 +58,7 @@ struct picture_form {
     int tile_edge;       /* pixels of a tile's side ("max_image_size.longest_edge"); 0: a picture's
                             own shape decides */
     int longest_edge;    /* the longer side is resized to this first ("size.longest_edge") */
+    bool together;       /* in the text model a tile's rows see each other in both directions */
     bool splits;         /* do_image_splitting: false = the whole picture as one tile, no others */
     int min_pixels, max_pixels; /* bounds of a tile with the picture's shape ("size.shortest_edge",
                                    "size.longest_edge") */
@@ -87,6 +89,7 @@ struct picture {
     int tile_width, tile_height; /* pixels; all tiles are equal */
     int tile_rows, tile_columns; /* the grid of a tile's rows of embeddings, row after row */
     int tile_tokens;             /* rows of embeddings of a tile: tile_rows * tile_columns */
+    bool together;               /* the form's */
     int width, height;           /* the file's, for reports */
     uint8_t *pixels; /* [tiles][3][tile_height][tile_width]: bytes, which picture_fill_values makes
                         numbers */
@@ -116,9 +119,13 @@ int picture_prepare(const struct picture_rgb *rgb, const struct picture_form *fo
 
 /* The text that a chat template writes for a picture, a token of the model. */
 const char *picture_mark(enum picture_kind kind);
-/* Appends what the processor puts in the mark's place. The mark stands in it once for
- * each row of embeddings, tile after tile. */
+/* Appends what the processor puts in the mark's place. The mark stands in it once for each row of
+ * embeddings, tile after tile, behind as many more as picture_marks_before says. (Gemma 3's
+ * processor has another token in the rows, which not all vocabularies have; there is no embedding
+ * of it in use.) */
 void picture_write_prompt(enum picture_kind kind, const struct picture *picture, struct buf *out);
+
+int picture_marks_before(enum picture_kind kind);
 
 struct picture *picture_hold(struct picture *picture); /* returns its argument */
 void picture_drop(struct picture *picture);            /* NULL allowed */

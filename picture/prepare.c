@@ -4,7 +4,9 @@
  * number. Both are then stretched to multiples of a tile. Of more than one tile, the grid is cut
  * and the whole picture, resized to one tile, comes last.
  *
- * Qwen2-VL: the whole picture is the only tile, of about its own size. */
+ * Qwen2-VL: the whole picture is the only tile, of about its own size.
+ *
+ * Gemma 3: the whole picture is the only tile, a square. */
 #include "picture/prepare.h"
 
 #include <math.h>
@@ -107,6 +109,7 @@ static int open_picture(const struct picture_rgb *rgb, const struct picture_form
     picture->tile_rows = shape->tile_height / form->token_edge;
     picture->tile_columns = shape->tile_width / form->token_edge;
     picture->tile_tokens = picture->tile_rows * picture->tile_columns;
+    picture->together = form->together;
     picture->width = rgb->width;
     picture->height = rgb->height;
     picture->counts = 1;
@@ -208,10 +211,21 @@ static int plan_smart(const struct picture_rgb *rgb, const struct picture_form *
     return 0;
 }
 
+static int plan_stretched(const struct picture_rgb *rgb, const struct picture_form *form, bool low,
+                          struct picture_plan *plan, struct fault *fault) {
+    (void)rgb;
+    (void)low;
+    (void)fault;
+    plan->shape =
+        (struct picture){.tiles = 1, .tile_width = form->tile_edge, .tile_height = form->tile_edge};
+    return 0;
+}
+
 static int (*const planners[])(const struct picture_rgb *rgb, const struct picture_form *form,
                                bool low, struct picture_plan *plan, struct fault *fault) = {
     [PICTURE_IDEFICS3] = plan_idefics3,
     [PICTURE_SMART] = plan_smart,
+    [PICTURE_STRETCHED] = plan_stretched,
 };
 
 int picture_prepare(const struct picture_rgb *rgb, const struct picture_form *form, bool low,

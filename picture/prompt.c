@@ -8,13 +8,22 @@
 
 #define QWEN_IMAGE "<|image_pad|>" /* templates write what stands around it */
 
+/* Marks of the Gemma 3 processor. */
+#define GEMMA_START "<start_of_image>"
+#define GEMMA_END   "<end_of_image>"
+
 const char *picture_mark(enum picture_kind kind) {
     static const char *const marks[] = {
         [PICTURE_IDEFICS3] = IDEFICS3_IMAGE,
         [PICTURE_SMART] = QWEN_IMAGE,
+        [PICTURE_STRETCHED] = GEMMA_START,
     };
     CHECK((size_t)kind < sizeof marks / sizeof *marks && marks[kind]);
     return marks[kind];
+}
+
+int picture_marks_before(enum picture_kind kind) {
+    return kind == PICTURE_STRETCHED;
 }
 
 static void write_tile(const struct picture *picture, const char *mark, struct buf *out) {
@@ -25,6 +34,12 @@ void picture_write_prompt(enum picture_kind kind, const struct picture *picture,
     const char *mark = picture_mark(kind);
     if (kind == PICTURE_SMART) {
         write_tile(picture, mark, out);
+        return;
+    }
+    if (kind == PICTURE_STRETCHED) {
+        buf_str(out, "\n\n" GEMMA_START);
+        write_tile(picture, mark, out);
+        buf_str(out, GEMMA_END "\n\n");
         return;
     }
     for (int row = 1; row <= picture->rows; row++) {

@@ -215,6 +215,7 @@ int contents_find_rows(const struct tok *tok, const struct tok_ids *ids,
         const struct picture *picture = pictures->pictures[i];
         for (int tile = 0; tile < picture->tiles; tile++) {
             while (at < ids->count && ids->ids[at] != id) at++;
+            at += (size_t)picture_marks_before(pictures->kind);
             pictures->rows[pictures->row_count++] =
                 (struct picture_rows){at, picture->tile_tokens, i, tile};
             for (int k = 0; k < picture->tile_tokens; k++, at++)

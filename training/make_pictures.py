@@ -5,6 +5,7 @@
 resized.inc    resizes of a picture made by a formula (samples.h), by Pillow
 prepared.inc   the tiles of transformers' Idefics3 processor that works with Pillow, as bytes
 smart.inc      the pictures of its Qwen2-VL processor, without the order of patches
+stretched.inc  the pictures of its Gemma 3 processor
 decoded.inc    small files in several formats and their pixels over white, by Pillow
 corpus         the same files, and ones that would be large, for tests/fuzz/fuzz_picture.c
 """
@@ -19,9 +20,11 @@ import numpy as np
 from PIL import Image
 
 try:
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil as StretchProcessor
     from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil as Processor
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil as SmartProcessor
 except ImportError:  # before version 5
+    from transformers import Gemma3ImageProcessor as StretchProcessor
     from transformers import Idefics3ImageProcessor as Processor
     from transformers import Qwen2VLImageProcessor as SmartProcessor
 
@@ -80,6 +83,16 @@ def smart():
             tile = np.rint((values * std3 + mean3) * 255).astype(np.uint8)
             assert np.abs((tile / 255 - mean3) / std3 - values).max() < 1e-5
             yield f"{{{width}, {height}, {patch * merge}, {least}, {most}, {wide * patch}, {high * patch}, {sums(tile)}}},"
+
+
+def stretched():
+    for edge in (56, 224, 896):
+        processor = StretchProcessor(size={"height": edge, "width": edge}, image_mean=[0.5] * 3, image_std=[0.5] * 3)
+        for width, height in PICTURES:
+            values = np.asarray(processor(Image.fromarray(sample(width, height)), return_tensors="np")["pixel_values"])[0]
+            tile = np.rint((values * 0.5 + 0.5) * 255).astype(np.uint8)
+            assert np.abs((tile / 255 - 0.5) / 0.5 - values).max() < 1e-5
+            yield f"{{{width}, {height}, {edge}, {sums(tile)}}},"
 
 
 def framed(data, local=False):
@@ -177,7 +190,7 @@ def main():
     args = ap.parse_args()
     out = args.out
     corpus(args.corpus)
-    for name, rows in [("resized", resizes()), ("prepared", pictures()), ("smart", smart()), ("decoded", files())]:
+    for name, rows in [("resized", resizes()), ("prepared", pictures()), ("smart", smart()), ("stretched", stretched()), ("decoded", files())]:
         (out / f"{name}.inc").write_text("/* Written by training/make_pictures.py. */\n" + "\n".join(rows) + "\n")
 
 

@@ -42,6 +42,8 @@ static int64_t turn_pages(const struct sched_options *options, const struct kv_p
     struct reserve_turn turn = *began;
     turn.added = prompt_new + appended;
     int64_t peak = reserve_peak(kv, turn.held, prompt_new, appended);
+    const int64_t all = turn.held + turn.added, late = sched_most_together(request);
+    if (late > 1) peak = peak + late - 1 < all ? peak + late - 1 : all;
     return reserve_turn_pages(&options->shape, kv, &turn, peak);
 }
 

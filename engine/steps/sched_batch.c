@@ -85,6 +85,23 @@ static int32_t prompt_left(const struct sequence *seq) {
     return seq->prompt_count - seq->due.tokens;
 }
 
+/* Returns how many of `count` prompt rows the step takes, so that rows which stay together are not
+ * parted: up to the first of them, or with all of them. Then there may be more than `count`, and
+ * more than rows_most says, so that a step with few rows does not stop a prompt: in the prompt that
+ * is read first. */
+static int32_t keep_together(const struct sched *sched, const struct sched_step *step,
+                             const struct sequence *seq, int32_t count) {
+    const int32_t from = seq->due.tokens;
+    const struct sched_together parted = sched_parted_at(seq, from + count);
+    if (count <= 0 || !parted.end) return count;
+    if (parted.first > from) return parted.first - from;
+    const bool is_first = step->batch.rows == step->stream_rows;
+    const int32_t most = is_first ? sched->options.rows_max : step->rows_most;
+    const int32_t whole = parted.end - from;
+    const bool evicts = whole >= sched_rows_to_eviction(seq) && sched_held_if_due(seq) > 0;
+    return whole > most - step->batch.rows || (evicts && !seq->may_evict) ? 0 : whole;
+}
+
 /* Adds at most `most` rows of a prefilling sequence, and the logits that it wants. */
 static void add_prompt(struct sched *sched, struct sched_step *step, struct sequence *seq,
                        int32_t most) {
@@ -98,7 +115,8 @@ static void add_prompt(struct sched *sched, struct sched_step *step, struct sequ
     int32_t left = step->rows_most - step->batch.rows;
     if (count > left) count = left;
     if (count > sched_rows_to_border(seq)) count = sched_rows_to_border(seq);
-    if (request->picture_row_count > 0) count = sched_rows_to_picture(sched, seq, count);
+    if (request->picture_row_count > 0)
+        count = keep_together(sched, step, seq, sched_rows_to_picture(sched, seq, count));
     if (count == rest && sched_first_waits(sched, seq)) count--;
     if (count == rest && !has_judged_logits(step, request)) count--;
     if (request->prompt_logprobs) count = scored_rows(step, seq, count);

@@ -100,11 +100,17 @@ static int shift_due(struct sched *sched) {
     return rc;
 }
 
+int32_t sched_rows_to_eviction(const struct sequence *seq) {
+    const int32_t limit = due_prompt_limit(&seq->kv, &seq->due);
+    const struct sched_together parted = sched_parted_at(seq, seq->due.tokens + limit);
+    return parted.end ? parted.end - seq->due.tokens : limit;
+}
+
 int64_t sched_held_if_due(const struct sequence *seq) {
     struct due_state state = seq->due;
     if (seq->leader) return 0;
     if (seq_generating(seq)) return due_before_generate(&seq->kv, &state) ? state.held : 0;
-    due_append(&state, due_prompt_limit(&seq->kv, &state));
+    due_append(&state, sched_rows_to_eviction(seq));
     return due_after_append(&seq->kv, &state) ? state.held : 0;
 }
 
@@ -118,8 +124,10 @@ static int64_t rows_if_due(const struct sched *sched, const struct sequence *seq
 /* Returns whether the sequence can run without evicting: it has prompt rows before its next
  * eviction. */
 static bool can_defer_eviction(const struct sequence *seq) {
-    return seq_prefilling(seq) && !sched_wants_shift(seq) &&
-           due_prompt_limit(&seq->kv, &seq->due) > 1;
+    if (!seq_prefilling(seq) || sched_wants_shift(seq)) return false;
+    const int32_t end = seq->due.tokens + due_prompt_limit(&seq->kv, &seq->due) - 1;
+    const struct sched_together parted = sched_parted_at(seq, end);
+    return (parted.end ? parted.first : end) > seq->due.tokens;
 }
 
 static bool is_paid(const struct sched *sched, const struct sequence *seq) {

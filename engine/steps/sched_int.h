@@ -85,6 +85,9 @@ bool sched_wants_shift(const struct sequence *seq);
 /* Returns the entries per stream with which an eviction in this step would begin; 0: none can be.
  */
 int64_t sched_held_if_due(const struct sequence *seq);
+/* Returns how many prompt rows the sequence appends until its next eviction or shift, as
+ * due_prompt_limit and the rows that stay together say. */
+int32_t sched_rows_to_eviction(const struct sequence *seq);
 /* Returns whether a choice that begins after the leader's prompt waits for its first mask. */
 bool sched_first_waits(const struct sched *sched, const struct sequence *leader);
 
@@ -124,6 +127,12 @@ int sched_encode(struct sched *sched);
  * encoded.
  */
 int32_t sched_rows_to_picture(struct sched *sched, const struct sequence *seq, int32_t most);
+/* Rows [first, end) of the prompt stay together. */
+struct sched_together {
+    int32_t first, end;
+};
+/* Returns those that a step would part which ends in front of row `at`; end 0: none. */
+struct sched_together sched_parted_at(const struct sequence *seq, int32_t at);
 /* Fills step->batch.given for the span's rows that show tiles, which are all encoded. */
 void sched_give_pictures(struct sched *sched, struct sched_step *step, const struct sequence *seq,
                          const struct kern_span *span);

@@ -163,19 +163,34 @@ static int resolve_pooled(const struct sched_kv *rules, const struct engine_requ
     return sched_resolve_kv(&whole, &own, out, fault);
 }
 
+int32_t sched_most_together(const struct engine_request *request) {
+    int32_t most = 0;
+    for (int i = 0; i < request->picture_row_count; i++) {
+        const struct picture_rows *rows = &request->picture_rows[i];
+        if (request->pictures[rows->picture]->together && rows->count > most) most = rows->count;
+    }
+    return most;
+}
+
+/* A server's default gives way to pictures, a request's wish does not. */
+static int resolve_unshifted(const struct engine_kv *wanted, const char *what,
+                             struct kv_params *out, struct fault *fault) {
+    out->places = 0;
+    return wanted->overflow != ENGINE_OVERFLOW_SHIFT
+               ? 0
+               : fault_set(fault, ERR_UNSUPPORTED, "kv.overflow",
+                           "\"shift\" is not possible for %s", what);
+}
+
 /* Texts with pictures have places that are no function of positions alone (engine/steps/grid.h).
  * Shifts, and rules that rotate keys or queries again, take them for one. */
 static int resolve_axes(const struct engine_kv *wanted, struct kv_params *out,
                         struct fault *fault) {
     static const char what[] = "a text with pictures in a model with places of three dimensions";
-    if (wanted->overflow == ENGINE_OVERFLOW_SHIFT)
-        return fault_set(fault, ERR_UNSUPPORTED, "kv.overflow", "\"shift\" is not possible for %s",
-                         what);
     if (out->rule.observe.expect > 0 || out->rule.merge == KERN_MERGE_CLASSES)
         return fault_set(fault, ERR_UNSUPPORTED, "kv.policy", "policy '%s' is not possible for %s",
                          out->policy->name, what);
-    out->places = 0;
-    return 0;
+    return resolve_unshifted(wanted, what, out, fault);
 }
 
 int sched_resolve_job(const struct sched_kv *rules, struct engine_job *job, struct fault *fault) {
@@ -186,6 +201,9 @@ int sched_resolve_job(const struct sched_kv *rules, struct engine_job *job, stru
                                   : sched_resolve_kv(&job->request.kv, rules, params, fault);
     if (rc == 0 && rules->axes && job->request.picture_row_count > 0)
         rc = resolve_axes(&job->request.kv, params, fault);
+    if (rc == 0 && sched_most_together(&job->request) > 0)
+        rc = resolve_unshifted(&job->request.kv,
+                               "a text with pictures whose rows see each other", params, fault);
     if (rc == 0)
         job->params = params;
     else

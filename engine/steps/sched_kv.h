@@ -48,4 +48,8 @@ int sched_check_rule(const struct sched_kv *rules, const struct kv_params *kv, s
  * named. */
 int sched_refuse_policy(const struct kv_params *kv, struct fault *fault);
 
+/* Returns the most rows of the request's prompt that stay together in a step: those of a tile whose
+ * rows see each other (struct picture). 0: none do. */
+int32_t sched_most_together(const struct engine_request *request);
+
 #endif

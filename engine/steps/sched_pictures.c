@@ -45,6 +45,17 @@ int32_t sched_rows_to_picture(struct sched *sched, const struct sequence *seq, i
     return most;
 }
 
+struct sched_together sched_parted_at(const struct sequence *seq, int32_t at) {
+    const struct engine_request *request = &seq->job->request;
+    const int i = first_behind(request, at);
+    if (i == request->picture_row_count) return (struct sched_together){0};
+    const struct picture_rows *rows = &request->picture_rows[i];
+    const int64_t first = (int64_t)rows->at;
+    if (first >= at || !request->pictures[rows->picture]->together)
+        return (struct sched_together){0};
+    return (struct sched_together){(int32_t)first, (int32_t)rows_end(rows)};
+}
+
 void sched_give_pictures(struct sched *sched, struct sched_step *step, const struct sequence *seq,
                          const struct kern_span *span) {
     const struct engine_request *request = &seq->job->request;
@@ -61,6 +72,7 @@ void sched_give_pictures(struct sched *sched, struct sched_step *step, const str
             (struct kern_given){.row = (int32_t)(span->row + (first - from)),
                                 .count = (int32_t)(last - first),
                                 .deep = sched->options.pictures.deep,
+                                .together = request->pictures[rows->picture]->together,
                                 .rows = found + (first - at) * sched->options.pictures.width};
     }
 }

@@ -192,8 +192,7 @@ void seq_close(struct sequence *seq) {
  * answer, only this sequence does. */
 void seq_evicted(struct sequence *seq) {
     const struct due_state *due = &seq->due;
-    if (due->prompt_done > due->prompt_new || due->prompt_done % seq->kv.chunk != 0)
-        seq->exact = false;
+    if (!due_ends_chunk(&seq->kv, due)) seq->exact = false;
     seq->evicted_at = due->tokens;
     seq->changed = true;
     due_evicted(&seq->kv, &seq->due);

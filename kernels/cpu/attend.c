@@ -45,6 +45,18 @@ int cpu_step_reserve(struct cpu *cpu, int row_count, int span_count) {
     return rc;
 }
 
+/* Rows that see each other see up to the last one of them. */
+static void set_ahead(const struct kern_batch *batch, struct cpu_row *rows) {
+    for (int g = 0; g < batch->given_count; g++) {
+        const struct kern_given *given = &batch->given[g];
+        if (!given->together) continue;
+        CHECK(given->row >= 0 && given->count > 0 && given->row <= batch->rows - given->count);
+        const struct kern_span *span = &batch->spans[rows[given->row].span];
+        CHECK(given->row + given->count <= span->row + span->count);
+        for (int i = 0; i < given->count; i++) rows[given->row + i].ahead = given->count - 1 - i;
+    }
+}
+
 /* Finds the place and span of every row, so that workers need not search the spans. */
 const struct cpu_row *cpu_rows(struct cpu *cpu, const struct kern_batch *batch) {
     cpu_room_must(&cpu->rows, (size_t)batch->rows * sizeof(struct cpu_row));
@@ -56,6 +68,7 @@ const struct cpu_row *cpu_rows(struct cpu *cpu, const struct kern_batch *batch) 
             rows[span->row + i] =
                 (struct cpu_row){.span = s, .place = span->pos + i - span->behind};
     }
+    set_ahead(batch, rows);
     return rows;
 }
 
@@ -328,7 +341,7 @@ void cpu_attend_range(const struct cpu_attend_job *job, const struct cpu_stream 
     /* Only entries appended in this step can be later than the token. */
     const int32_t later = span->count - token - 1, window = job->sliding_window;
     const int32_t seen = window && window - 1 < later ? window - 1 : later;
-    *hi = stream->length - later + (job->both_ways ? seen : 0);
+    *hi = stream->length - later + (job->both_ways ? seen : job->rows[span->row + token].ahead);
     *lo = job->sliding_window
               ? cpu_cache_entries_up_to(job->cache, stream, span->pos + token - job->sliding_window)
               : 0;
@@ -448,6 +461,7 @@ static void attend_add_mass(const struct mass_work *work, int item, int worker) 
     int head = item % job->heads_kv;
     if (!rule_adds(span->rule)) return;
     struct cpu_mass mass = {.stream = cpu_cache_stream(job->cache, span->slot, job->layer, head),
+                            .rows = job->rows + span->row,
                             .q = job->qkv + (size_t)span->row * job->qkv_stride +
                                  (size_t)(head * job->heads) * (size_t)job->head_dim,
                             .q_stride = job->qkv_stride,
@@ -505,6 +519,7 @@ void cpu_attend(struct kern *kern, int layer, float *out, const float *qkv,
                                  .group = shape->shard.queries,
                                  .query = shape->shard.query_first,
                                  .heads = shape->group,
+                                 .rows = cpu_rows(cpu, batch),
                                  .qkv = qkv,
                                  .qkv_stride = qkv_stride(shape, options->queries),
                                  .out = out,

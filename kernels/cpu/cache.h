@@ -463,12 +463,19 @@ static inline struct cpu_stream cpu_cache_members(const struct cpu_cache *cache,
                                .length = *cpu_cache_length(cache, slot, row)};
 }
 
+/* A row of a step. */
+struct cpu_row {
+    int32_t span, place;
+    int32_t ahead; /* so many rows behind it its query sees, too (kern_given.together) */
+};
+
 /* Adds the attention of a span's `count` queries, the last entries of the stream, to the scores of
  * the entries they see, query by query, so that the result does not depend on how a prompt is
  * split. Runs after write_kv; streams may run in parallel. Where entries have classes, this also
  * computes attention: the results go to `out`. */
 struct cpu_mass {
     struct cpu_stream stream;
+    const struct cpu_row *rows; /* the span's; NULL: no query sees beyond its own entry */
     const float *q; /* the group's first head in the span's first row; rotated, not scaled */
     size_t q_stride;
     int count;

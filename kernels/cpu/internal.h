@@ -127,6 +127,7 @@ struct cpu_attend_job {
     const struct cpu_layer *shape; /* the layer's heads and pages */
     int group;                     /* query heads per KV head that attend */
     int query, heads;              /* the first of these heads, and how many a row of qkv has */
+    const struct cpu_row *rows;    /* the batch's */
     const float *qkv;              /* [rows][qkv_stride] */
     size_t qkv_stride;
     float *out;         /* [rows][heads_kv * group * value_dim] */
@@ -272,10 +273,6 @@ struct cpu {
 
     struct cpu_cache cache;
     bool has_cache;
-};
-
-struct cpu_row {
-    int32_t span, place;
 };
 
 static inline struct cpu *cpu_of(struct kern *kern) {

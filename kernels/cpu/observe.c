@@ -440,19 +440,25 @@ static void observe_weigh(const struct view *view, float *out, const float *p, s
     }
 }
 
+static struct query query_at(const struct cpu_mass *mass, int t) {
+    const int32_t later = mass->count - 1 - t - (mass->rows ? mass->rows[t].ahead : 0);
+    return (struct query){mass->pos + t, mass->stream.length - later};
+}
+
 /* Computes the output of attention for `count` tokens of the span. Their weights are in rows of
- * work->logits from row `row` on. Each value is read once for all of them. */
+ * work->logits from row `row` on. Each value is read once for all of them: none of them sees fewer
+ * entries than the first one. */
 static void answer(const struct view *view, const struct cpu_mass *mass, int first, int count,
                    int row, const struct cpu_work *work) {
     size_t size = (size_t)mass->out_count * (size_t)view->dim;
     const float *p = work->logits + (size_t)row * work->stride + view->members;
-    int32_t sees = mass->stream.length - mass->count + first + 1;
+    const int32_t sees = query_at(mass, first).sees;
     memset(work->turned, 0, (size_t)count * size * sizeof(float));
     observe_weigh(view, work->turned, p, work->stride, count * mass->out_count, 0, sees);
     for (int t = 0; t < count; t++) {
         float *sum = work->turned + (size_t)t * size;
         observe_weigh(view, sum, p + (size_t)(t * mass->out_count) * work->stride, work->stride,
-                      mass->out_count, sees, sees + t);
+                      mass->out_count, sees, query_at(mass, first + t).sees);
         for (int l = 0; l < mass->out_count; l++)
             cpu_cache_rotate(view->cache, sum + (size_t)(l * view->dim), view->dim);
         memcpy(mass->out + (size_t)(first + t) * mass->out_stride, sum, size * sizeof *sum);
@@ -465,10 +471,6 @@ static void answer_block(const struct view *view, const struct cpu_mass *mass, i
     int each = mass->out_count == view->group ? count : 1;
     for (int t = 0; t < count; t += each)
         answer(view, mass, first + t, each, t * view->group + mass->out_first, work);
-}
-
-static struct query query_at(const struct cpu_mass *mass, int t) {
-    return (struct query){mass->pos + t, mass->stream.length - mass->count + t + 1};
 }
 
 /* Processes `count` queries of the span from `first` on, whose heads' logits are in
@@ -498,7 +500,6 @@ void cpu_observe_mass(const struct cpu_cache *cache, const struct cpu_mass *mass
     view.sinks = mass->sinks;
     int group = view.group, block = cpu_cache_lanes(group) / group;
     size_t row = (size_t)group * (size_t)view.dim;
-    int32_t before = mass->stream.length - mass->count;
     for (int first = 0; first < mass->count; first += block) {
         int count = mass->count - first < block ? mass->count - first : block;
         for (int t = 0; t < count; t++)
@@ -507,7 +508,7 @@ void cpu_observe_mass(const struct cpu_cache *cache, const struct cpu_mass *mass
                     mass->q[(size_t)(first + t) * mass->q_stride + d] * mass->scale;
         for (int l = 0; l < count * group; l++)
             cpu_cache_rotate(cache, work.rows + (size_t)(l * view.dim), view.dim);
-        products(&view, work.rows, count * group, before + first + count, &work);
+        products(&view, work.rows, count * group, query_at(mass, first + count - 1).sees, &work);
         observe_meet(&view, mass, first, count, &work);
     }
 }

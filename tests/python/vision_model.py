@@ -132,15 +132,15 @@ def shapes():
     return out
 
 
-def write_tokenizer(directory):
+def write_tokenizer(directory, marks=tuple(MARKS), template=TEMPLATE):
     tokenizer = json.loads((NANO / "tokenizer.json").read_text())
     vocab = {token: i for token, i in tokenizer["model"]["vocab"].items() if i < PLAIN}
     tokenizer["model"].update(vocab=vocab, merges=[])
     tokenizer["added_tokens"] += [{**tokenizer["added_tokens"][0], "id": PLAIN + i, "content": mark}
-                                  for i, mark in enumerate(MARKS)]
+                                  for i, mark in enumerate(marks)]
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
     shutil.copy(NANO / "tokenizer_config.json", directory)
-    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    (directory / "chat_template.jinja").write_text(template)
 
 
 def write_model(directory, architecture="Idefics3", splits=True, longest=4 * EDGE, seed=1, **fields):
@@ -213,6 +213,18 @@ def permute(rows, heads):
     return rows.reshape(heads, 2, d // 2, -1).swapaxes(1, 2).reshape(rows.shape)
 
 
+def gguf_tokenizer(directory, vocab, template):
+    tokenizer = json.loads((directory / "tokenizer.json").read_text())
+    words = {i: token for token, i in tokenizer["model"]["vocab"].items()}
+    words |= {token["id"]: token["content"] for token in tokenizer["added_tokens"]}
+    special = {token["id"] for token in tokenizer["added_tokens"]}
+    return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2",
+            "tokenizer.ggml.tokens": [words[i] for i in range(vocab)],
+            "tokenizer.ggml.token_type": [3 if i in special else 1 for i in range(vocab)],
+            "tokenizer.ggml.merges": [], "tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.bos_token_id": 1,
+            "tokenizer.ggml.add_bos_token": False, "tokenizer.chat_template": template}
+
+
 def write_text_gguf(directory, path):
     """The directory's text model as a GGUF file."""
     names = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
@@ -229,10 +241,6 @@ def write_text_gguf(directory, path):
             out[f"blk.{layer}.{names[part]}.weight"] = permute(t, heads) if heads else t
         else:
             out[{"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}[stem] + ".weight"] = t
-    tokenizer = json.loads((directory / "tokenizer.json").read_text())
-    words = {i: token for token, i in tokenizer["model"]["vocab"].items()}
-    words |= {token["id"]: token["content"] for token in tokenizer["added_tokens"]}
-    special = {token["id"] for token in tokenizer["added_tokens"]}
     values = {"general.architecture": "llama", "llama.block_count": TEXT["num_hidden_layers"],
               "llama.context_length": TEXT["max_position_embeddings"], "llama.embedding_length": TEXT["hidden_size"],
               "llama.feed_forward_length": TEXT["intermediate_size"], "llama.vocab_size": VOCAB,
@@ -240,9 +248,5 @@ def write_text_gguf(directory, path):
               "llama.attention.head_count_kv": TEXT["num_key_value_heads"],
               "llama.attention.layer_norm_rms_epsilon": TEXT["rms_norm_eps"], "llama.rope.freq_base": TEXT["rope_theta"],
               "llama.rope.dimension_count": TEXT["hidden_size"] // TEXT["num_attention_heads"],
-              "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2",
-              "tokenizer.ggml.tokens": [words[i] for i in range(VOCAB)],
-              "tokenizer.ggml.token_type": [3 if i in special else 1 for i in range(VOCAB)],
-              "tokenizer.ggml.merges": [], "tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.bos_token_id": 1,
-              "tokenizer.ggml.add_bos_token": False, "tokenizer.chat_template": TEMPLATE}
+              **gguf_tokenizer(directory, VOCAB, TEMPLATE)}
     return write_gguf(path, values, {name: t.astype(np.float32) for name, t in out.items()})

@@ -274,7 +274,7 @@ static int begin_tile(void *encoder, const struct picture *picture, int tile) {
     struct world *w = encoder;
     w->picture = picture->digest[0];
     w->tile = tile;
-    w->tile_rows = picture->tile_tokens;
+    w->tile_rows = w->rows_of[w->picture] = picture->tile_tokens;
     w->parts = 0;
     return 0;
 }
@@ -288,14 +288,22 @@ static int advance_tile(void *encoder, float *out, bool *done) {
     return rc;
 }
 
+/* Rows that see each other are there up to their tile's last one. */
+static void check_together(const struct world *w, const struct kern_given *given) {
+    const int last = (int)given->rows[given->count - 1] - WORLD_VOCAB;
+    if (given->together) CHECK(last % 10 == w->rows_of[last / 1000] - 1);
+}
+
 /* Puts the tokens that given rows stand for into their places. */
 static void take_given(struct world *w, const struct kern_batch *batch) {
     memcpy(w->tokens, batch->tokens, (size_t)batch->rows * sizeof *w->tokens);
-    for (int i = 0; i < batch->given_count; i++)
+    for (int i = 0; i < batch->given_count; i++) {
+        check_together(w, &batch->given[i]);
         for (int k = 0; k < batch->given[i].count; k++) {
             CHECK(w->tokens[batch->given[i].row + k] == 0);
             w->tokens[batch->given[i].row + k] = (int32_t)batch->given[i].rows[k];
         }
+    }
     for (int i = 0; i < batch->rows; i++) CHECK(!engine_is_picture_id(w->tokens[i]));
 }
 

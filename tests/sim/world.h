@@ -94,6 +94,7 @@ struct world {
     int32_t *tokens;       /* [rows] of the step, with those that pictures stand for */
     int picture, tile, tile_rows, parts; /* the present tile, whose digest begins with the picture's
                                             number, and the parts of its work that are done */
+    int rows_of[UINT8_MAX + 1];          /* rows of a tile of each picture that was encoded */
     struct world_options options;
     struct sched sched;
     atomic_int places, pending; /* counters of the engine */

@@ -150,6 +150,7 @@ class Sequence:
     streams: list = field(default_factory=list)
     queries: list = field(default_factory=list)  # per layer [window, Hq, D]
     slacks: list = field(default_factory=list)  # per layer [n, Hq, D]: what ties of rounding explain in the last results
+    sight: np.ndarray | None = None  # the newest position that each of the next queries sees; None: its own
     value_dim: int = 0  # numbers of a value; 0: as many as of a key
 
     def __post_init__(self):
@@ -194,9 +195,9 @@ class Sequence:
         self.queries[layer] = np.concatenate((self.queries[layer], q))[-window:] if window else self.queries[layer]
         return out
 
-    def logits(self, layer, stream, q, positions, among=True):
+    def logits(self, layer, stream, q, positions, among=True, sight=None):
         """[group, queries, entries and members], -inf where a query does not see them."""
-        visible = (stream.pos[None] <= positions[:, None]) & among
+        visible = (stream.pos[None] <= (positions if sight is None else sight)[:, None]) & among
         z = f.logits(q, classes.expanded(stream, self.rule.classes, self.inv_freq), self.scale)
         return f.masked(z, classes.seen(stream, visible, positions, self.sliding_windows[layer] if self.sliding_windows else 0))
 
@@ -205,7 +206,7 @@ class Sequence:
 
     def attend(self, layer, stream, q, positions):
         """The results, and how far ties of rounding may move them."""
-        z = self.logits(layer, stream, q, positions)
+        z = self.logits(layer, stream, q, positions, sight=self.sight)
         if self.accumulates():
             stream.memory += self.grouped(stream, z, self.rule.observe.group)[0].sum(axis=0)
         if self.rule.merge != "classes" and tiles.fits(self.rounds, self.kv_dtype, self.head_dim):

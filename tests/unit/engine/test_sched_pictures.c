@@ -101,6 +101,89 @@ Test(pictures, answers_are_those_of_the_tokens_that_they_stand_for) {
     }
 }
 
+/* ---- Rows that see each other ---- */
+
+static void make_together(struct asked *asked, int number, struct engine_kv kv) {
+    make(asked, number, 3, (int[]){number, 3, number + 1}, kv);
+    for (int i = 0; i < 3; i++) pictures[asked->shown[i] - pictures].together = true;
+}
+
+/* In steps of any length: with few rows beside other answers, with many, and with chunks of fewer
+ * rows than a tile, so that evictions come due inside tiles. */
+Test(pictures, rows_that_see_each_other_are_read_in_one_step) {
+    const struct engine_kv kinds[] = {full(), global(24, 8, 16), global(12, 4, 3), global(9, 0, 7)};
+    for (int i = 0; i < 8; i++) {
+        struct asked asked[3], alone[3];
+        struct world_options options = options_of(i % 3 ? 32 : 4, i < 4 ? WORLD_TILE + 3 : 64);
+        struct world w;
+        for (int k = 0; k < 3; k++) {
+            options.sequences = 1;
+            options.rows = 100;
+            world_open(&w, &options);
+            make_together(&alone[k], 1 + k, kinds[i % 4]);
+            submit(&w, &alone[k].job);
+            run_until_idle(&w);
+            world_close(&w);
+        }
+        options.sequences = 4;
+        options.rows = i < 4 ? WORLD_TILE + 3 : 64;
+        options.logits = 6;
+        options.drafts = i % 3 ? DRAFT_MAX : 0;
+        world_open(&w, &options);
+        struct engine_job talk = job_of(5, 10, 60, full());
+        submit(&w, &talk);
+        for (int k = 0; k < 3; k++) {
+            make_together(&asked[k], 1 + k, kinds[i % 4]);
+            asked[k].job.request.drafts = options.drafts ? -1 : 0;
+            submit(&w, &asked[k].job);
+        }
+        run_until_idle(&w);
+        world_close(&w);
+        for (int k = 0; k < 3; k++) {
+            cr_assert_eq(finish_of(&asked[k].job), ENGINE_FINISH_LENGTH);
+            expect_same_answer(&alone[k].job, &asked[k].job);
+            close_both(&asked[k]);
+            close_both(&alone[k]);
+        }
+        engine_job_close(&talk);
+    }
+}
+
+/* Shortens a prompt to about `count` tokens, in front of the tile that would be parted. */
+static void cut_prompt(struct engine_request *request, int count) {
+    while ((int)request->picture_rows[request->picture_row_count - 1].at + WORLD_TILE >= count)
+        request->picture_row_count--;
+    const struct picture_rows *next = &request->picture_rows[request->picture_row_count];
+    request->prompt_count = (int)next->at < count ? (int)next->at : count;
+}
+
+/* A prompt that parts from an earlier one behind a picture, and one that is read again, go on
+ * inside and behind tiles with the same answers. */
+Test(pictures, rows_that_see_each_other_are_found_again) {
+    const struct engine_kv kinds[] = {full(), global(60, 8, 16), global(40, 8, 11)};
+    for (int i = 0; i < 3; i++)
+        for (int parts = 20; parts < 70; parts += 7) {
+            struct asked first, again, alone;
+            struct world_options options = options_of(32, 24);
+            struct world w;
+            for (int company = 0; company < 2; company++) {
+                struct asked *second = company ? &again : &alone;
+                world_open(&w, &options);
+                make_together(&first, 1, kinds[i]);
+                cut_prompt(&first.job.request, parts);
+                if (company) submit(&w, &first.job), run_until_idle(&w);
+                make_together(second, 1, kinds[i]);
+                submit(&w, &second->job);
+                run_until_idle(&w);
+                world_close(&w);
+                close_both(&first);
+            }
+            expect_same_answer(&alone.job, &again.job);
+            close_both(&again);
+            close_both(&alone);
+        }
+}
+
 Test(pictures, choices_read_them_once) {
     struct asked asked;
     struct world_options options = options_of(32, 32);

@@ -103,6 +103,8 @@ struct bench {
     float *kept[2];   /* [slot]: outputs [LAYERS][TOKENS][out_size] */
     int spoiled;      /* keys and values of this position are not numbers; 0: none */
     bool both_ways;
+    struct kern_given together; /* rows of a step that see each other; count 0: none do */
+    int32_t seen_from, seen_to; /* positions of these rows, in slot 0 */
 };
 
 static bool bench_open(struct bench *b, int way, const struct shape *s) {
@@ -145,6 +147,7 @@ static void step(struct bench *b, const struct kern_span *spans, int count) {
     const struct kern_ops *ops = b->kern->ops;
     struct kern_batch batch = {.spans = spans, .span_count = count};
     for (int s = 0; s < count; s++) batch.rows += spans[s].count;
+    if (b->together.count) batch.given = &b->together, batch.given_count = 1;
     struct kern_attend_options options = {.sliding_window = b->shape->sliding_window,
                                           .scale = 1 / sqrtf((float)b->shape->head_dim),
                                           .cap = b->shape->cap,
@@ -206,7 +209,10 @@ static void attend_exact(const struct bench *b, int slot, int layer, int head, i
             size += fabs(p);
         }
         const int apart = pos - held[e], far = b->both_ways ? abs(apart) : apart;
-        bool seen = (b->both_ways || apart >= 0) && (!s->sliding_window || far < s->sliding_window);
+        const bool together = slot == 0 && pos >= b->seen_from && pos < b->seen_to &&
+                              held[e] >= b->seen_from && held[e] < b->seen_to;
+        bool seen = (b->both_ways || together || apart >= 0) &&
+                    (!s->sliding_window || far < s->sliding_window);
         if (s->cap > 0) dot = (double)s->cap * tanh(dot / (double)s->cap);
         weight[e] = seen ? dot : -INFINITY;
         most = fmax(most, weight[e]);
@@ -355,6 +361,52 @@ Test(attend, both_ways) {
     for (size_t i = 0; i < SHAPE_COUNT; i++)
         for (int path = 0; path < WAYS && !test_leaves_out(i, 4); path++)
             check_both_ways(path, &shapes[i]);
+}
+
+/* ---- Rows that see each other ---- */
+
+/* Rows 37 to 76 of a text see each other, in one step with rows around them and with another text's
+ * in front; then the last 24 of them alone, as after a cut. */
+static void check_together(int path, const struct shape *shape) {
+    struct bench b;
+    int32_t held[TOKENS];
+    for (int i = 0; i < TOKENS; i++) held[i] = i;
+    if (!bench_open(&b, path, shape)) return;
+    const struct kern_span both[] = {{.slot = 1, .row = 0, .count = 41, .pos = 0},
+                                     {.slot = 0, .row = 41, .count = 100, .pos = 20}};
+    append(&b, 0, 0, 20);
+    b.seen_from = 37, b.seen_to = 77;
+    b.together = (struct kern_given){.row = 41 + 17, .count = 40, .together = true};
+    step(&b, both, 2);
+    static const int some[] = {0, 19, 20, 36, 37, 38, 52, 63, 64, 75, 76, 77, 119};
+    for (int layer = 0; layer < LAYERS; layer++) {
+        for (size_t i = 0; i < sizeof some / sizeof *some; i++)
+            check_token(&b, 0, layer, some[i], held, 120);
+        check_token(&b, 1, layer, 40, held, 41);
+    }
+    size_t size = (size_t)(LAYERS * TOKENS * b.out_size);
+    float *whole = fresh(size, 0);
+    memcpy(whole, b.kept[0], size * sizeof *whole);
+    b.kern->ops->release(b.kern, 0);
+    b.together.count = 0;
+    append(&b, 0, 0, 30);
+    b.together = (struct kern_given){.row = 7, .count = 40, .together = true};
+    append(&b, 0, 30, 77);
+    b.together.count = 0;
+    append(&b, 0, 77, 120);
+    same_as(&b, 0, whole, "other steps change rows that see each other");
+    MUST(b.kern->ops->truncate(b.kern, 0, 53));
+    b.together = (struct kern_given){.row = 0, .count = 24, .together = true};
+    append(&b, 0, 53, 120);
+    same_as(&b, 0, whole, "a cut changes rows that see each other");
+    free(whole);
+    bench_close(&b);
+}
+
+Test(attend, together) {
+    for (size_t i = 0; i < SHAPE_COUNT; i++)
+        for (int path = 0; path < WAYS && !test_leaves_out(i, 4); path++)
+            check_together(path, &shapes[i]);
 }
 
 /* ---- After eviction ---- */

@@ -76,6 +76,48 @@ Test(due, splitting_a_prompt_changes_nothing) {
         }
 }
 
+/* Rows [at, at + together) come in one append. */
+static int32_t play_together(const struct kv_params *params, struct due_state *state, int32_t at,
+                             int32_t together, int32_t *late) {
+    int32_t peak = state->held;
+    for (int32_t room; (room = due_prompt_limit(params, state)) > 0;) {
+        const int32_t done = state->prompt_done, end = done + room;
+        const bool inside = done < at + together && end > at && end < at + together;
+        if (inside) room = at > done ? at - done : at + together - done;
+        due_append(state, room);
+        if (state->held > peak) peak = state->held;
+        if (!due_after_append(params, state)) continue;
+        if (inside && at <= done) *late = state->prompt_done;
+        due_evicted(params, state);
+        cr_assert_leq(state->held, params->budget);
+    }
+    return peak;
+}
+
+Test(due, rows_that_stay_together_evict_behind_them) {
+    int evictions = 0;
+    for (int together = 2; together <= 9; together++)
+        for (int at = 0; at + together < 30; at++)
+            for (int chunk = 1; chunk <= 12; chunk++)
+                for (int held = 0; held <= 9; held += 3) {
+                    const struct kv_params params = params_of("global", 6, 3, chunk);
+                    struct due_state state = start(held, 30), plain = state;
+                    int32_t late = 0;
+                    const int32_t peak = play_together(&params, &state, at, together, &late);
+                    cr_assert_leq(peak, reserve_peak(&params, held, 30, 0) + together - 1);
+                    cr_assert(late == 0 || late == at + together);
+                    play(&params, &plain, 0, 1000);
+                    cr_assert_eq(state.tokens, plain.tokens);
+                    cr_assert_leq(state.held, params.budget + params.buffer);
+                    evictions += late > 0;
+                    const struct reserve_turn began = {.tokens = held, .held = held};
+                    if (late > 0)
+                        cr_assert_eq(due_next_while_reading(&params, &began, held, held + late),
+                                     held + (late / chunk + 1) * chunk);
+                }
+    cr_assert_gt(evictions, 1000);
+}
+
 Test(due, peak_never_falls_with_more_held_or_more_to_generate) {
     for (int chunk = 1; chunk <= 6; chunk++)
         for (int held = 0; held <= 12; held++)

@@ -90,6 +90,38 @@ Test(picture_prepare, has_the_shape_and_pixels_of_the_processor) {
     }
 }
 
+/* As stretched.inc has them: a picture, the side of its tile, and the sums of it. */
+static const struct {
+    int width, height, edge;
+    struct sums sums;
+} stretched[] = {
+#include "stretched.inc"
+};
+
+static struct picture_form stretched_form(int edge) {
+    struct picture_form form = smol;
+    form.kind = PICTURE_STRETCHED;
+    form.filter = PICTURE_BILINEAR;
+    form.tile_edge = form.longest_edge = edge;
+    form.token_edge = 28;
+    form.tile_tokens_max = edge / 28 * (edge / 28);
+    form.splits = false;
+    form.together = true;
+    return form;
+}
+
+Test(picture_prepare, a_stretched_picture_is_that_of_the_processor) {
+    for (size_t i = 0; i < sizeof stretched / sizeof *stretched; i++) {
+        const struct picture_form form = stretched_form(stretched[i].edge);
+        cr_assert_eq(picture_check_form(&form, NULL), 0);
+        struct picture *p = prepare(stretched[i].width, stretched[i].height, &form, i % 2);
+        cr_assert(p->tiles == 1 && p->rows == 0 && p->together && picture_is_of_form(p, &form));
+        expect_sums(p->pixels, 3 * (size_t)(p->tile_width * p->tile_height), stretched[i].sums,
+                    "stretched", i);
+        picture_drop(p);
+    }
+}
+
 Test(picture_prepare, low_detail_is_a_small_tile) {
     const struct picture_form form = smart_form(28, 56 * 56, 28 * 28 * 4096),
                               least = smart_form(28, 600 * 600, 28 * 28 * 4096);
@@ -182,6 +214,11 @@ Test(picture_prepare, writes_the_prompt_of_the_processor) {
     picture.tile_tokens = 2;
     picture_write_prompt(PICTURE_SMART, &picture, &text);
     cr_expect_str_eq(text.data, "<|image_pad|><|image_pad|>");
+    buf_clear(&text);
+    picture_write_prompt(PICTURE_STRETCHED, &picture, &text);
+    cr_expect_eq(picture_marks_before(PICTURE_STRETCHED), 1); /* and two rows */
+    cr_expect_str_eq(text.data, "\n\n<start_of_image><start_of_image><start_of_image>"
+                                "<end_of_image>\n\n");
     buf_close(&text);
 }
 
