@@ -202,8 +202,8 @@ int sched_resolve_job(const struct sched_kv *rules, struct engine_job *job, stru
     if (rc == 0 && rules->axes && job->request.picture_row_count > 0)
         rc = resolve_axes(&job->request.kv, params, fault);
     if (rc == 0 && sched_most_together(&job->request) > 0)
-        rc = resolve_unshifted(&job->request.kv,
-                               "a text with pictures whose rows see each other", params, fault);
+        rc = resolve_unshifted(&job->request.kv, "a text with pictures whose rows see each other",
+                               params, fault);
     if (rc == 0)
         job->params = params;
     else
