@@ -208,8 +208,8 @@ const struct option config_options[] = {
      "texts as max-num-seqs, in an eighth of the free memory at most."},
     {"mmproj", TEXT, AT(engine.mmproj), 1, 0, NULL, "FILE", 0,
      "A GGUF file of type mmproj, with the encoder by which the model sees pictures (Idefics3, "
-     "SmolVLM, Gemma 3). Unset: the encoder in the model's own directory, if it has one that keepd "
-     "can use. On the CPU."},
+     "SmolVLM, Gemma 3, Qwen2.5-VL, Qwen3-VL, Qwen3.5). Unset: the encoder in the model's own directory, if it has "
+     "one that keepd can use. On the CPU."},
     {"default-max-tokens", INT, AT(model.default_max_tokens), 0, MANY, "1024", "N", 0,
      "Maximum answer length of a chat request that sets none. 0: up to the end of the context. "
      "/v1/completions uses 16, as OpenAI does."},

@@ -3,10 +3,13 @@
  *
  * An encoder is a transformer over the square patches of one tile (Dosovitskiy et al., "An image is
  * worth 16x16 words", arXiv 2010.11929; SigLIP, arXiv 2303.15343): a product of each patch's
- * pixels, learned positions, layers with LayerNorm and biases in which every patch sees all others,
- * a last norm. A connector joins squares of patches and multiplies them into the width of the text
- * model (Idefics3, arXiv 2408.12637, section 3; SmolVLM, arXiv 2504.05299), or their means
- * (Gemma 3, arXiv 2503.19786, section 2.1). Families are data: struct vision_config.
+ * pixels, learned positions or rotations by rows and columns, layers with norms in which every
+ * patch sees all others, or those of its window. A merger joins squares of patches and multiplies
+ * them into the width of the text model (Idefics3, arXiv 2408.12637, section 3; SmolVLM, arXiv
+ * 2504.05299; Qwen2.5-VL, arXiv 2502.13923, section 2.1), or their means (Gemma 3, arXiv
+ * 2503.19786, section 2.1). Further mergers may give rows for the
+ * text model's first layers (DeepStack, arXiv 2406.04334; Qwen3-VL). Families are data: struct
+ * vision_config.
  *
  * A tile's rows depend on that tile alone, so they are the same bits whenever and beside whatever
  * they are computed. The work of a tile is divided into parts of about equal cost, so that steps of
@@ -25,18 +28,36 @@
 #include "kernels/kern.h"
 #include "picture/picture.h"
 
+#define VISION_LAYERS_MAX 512
+#define VISION_DEEP_MAX   8
+
+/* Families by the names of their tensors. */
+enum vision_naming { VISION_GGUF, VISION_IDEFICS3, VISION_GEMMA3, VISION_QWEN2_5, VISION_QWEN3 };
+
 struct vision_config {
     struct picture_form form;
-    bool gguf; /* names of tensors are those of a GGUF file of type mmproj */
+    bool gguf;                 /* names of tensors are those of a GGUF file of type mmproj */
+    enum vision_naming naming; /* names in a directory */
     int layers, width, ff, heads;
-    int patch;      /* pixels of a patch's side */
-    int table_side; /* positions of a side in the table of positions */
-    int side;       /* patches of a tile's side */
-    int merge;      /* patches of a side that one row of embeddings joins */
-    bool pools;     /* such a row is their mean with an RMSNorm; false: they stand side by side */
-    int text_width; /* numbers of such a row, but for `deep` */
-    int deep;  /* further embeddings of a row, for the text model's first layers; see kern_given */
-    float eps; /* the norms' */
+    int patch;  /* pixels of a patch's side */
+    int frames; /* a patch has weights for so many frames of a video: a picture is all of them */
+    bool patch_bias;
+    int table_side; /* positions of a side in the table of positions; 0: there is none */
+    bool blends;    /* positions are blended from the table's four nearest */
+    float theta;    /* rotations by a patch's row and column: base of the frequencies; 0: none */
+    int window;     /* rows of embeddings of a window's side; 0: patches see all others */
+    bool full[VISION_LAYERS_MAX]; /* layers in which patches see all others nevertheless */
+    bool rms;                     /* norms are RMSNorm; else LayerNorm */
+    bool gated;                   /* feed-forward networks have gates */
+    enum kern_activation activation;
+    int merge;            /* patches of a side that one row of embeddings joins */
+    bool pools;           /* the row is their mean with an RMSNorm; else they stand side by side */
+    bool merger_products; /* mergers are two products with GELU in between; else one, without bias
+                           */
+    int text_width;       /* numbers of such a row, but for `deep` */
+    int deep; /* further embeddings of a row, for the text model's first layers; see kern_given */
+    int deep_layers[VISION_DEEP_MAX]; /* [deep] layers behind which these are made, ascending */
+    float eps;                        /* added in norms */
 };
 
 /* Reads what a directory says about pictures (config.json, preprocessor_config.json or
@@ -45,13 +66,9 @@ struct vision_config {
 int vision_config_of_directory(const char *dir, struct vision_config *out, struct fault *fault);
 /* The same of a file of type mmproj; faults name the key. */
 int vision_config_of_gguf(const struct gguf *gguf, struct vision_config *out, struct fault *fault);
-/* Returns which row of the table of positions the patch number `at` of a side has: transformers,
+/* Returns which row of the table of positions the patch number `at` of `side` has: transformers,
  * Idefics3VisionEmbeddings, in float32. With `pools` its own. */
-int vision_position(const struct vision_config *config, int at);
-
-static inline int vision_patches(const struct vision_config *config) {
-    return config->side * config->side;
-}
+int vision_position(const struct vision_config *config, int at, int side);
 
 /* Numbers of a row of embeddings. */
 static inline int vision_row_width(const struct vision_config *config) {

@@ -1,4 +1,5 @@
 /* The configuration of an encoder of pictures, from its files. */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -6,60 +7,104 @@
 #include "model/json_file.h"
 #include "model/vision.h"
 
-#define VISION_LAYERS_MAX 512
 #define VISION_EDGE_MAX   4096 /* pixels of a tile's side */
-#define VISION_SIDE_MAX   64   /* patches of a tile's side */
+#define VISION_SIDE_MAX   64   /* patches of a tile's side, where all tiles are alike */
+#define VISION_MERGE_MAX  16
+#define VISION_WINDOW_MAX 1024 /* patches of a window */
 
+/* Families: what all of their models have alike. */
 static const struct vision_family {
     const char *architecture, *model_type;
-    const char *projector; /* in GGUF files */
+    const char *projector; /* clip.projector_type */
+    enum vision_naming naming;
     enum picture_kind kind;
-    /* transformers, Idefics3VisionConfig and SiglipVisionConfig: the defaults. */
-    int layers, width, ff, heads, edge, patch;
-    int merge;  /* where a GGUF file does not say it; 0: it must */
-    bool pools; /* vision_config */
+    bool windows, rotates, blends, rms, gated, patch_bias, pools, merger_products;
+    int frames;
+    const char *activation;     /* by its name in config.json, whose default it is */
+    int min_pixels, max_pixels; /* the published processor's, where files do not say them */
 } families[] = {
-    {"Idefics3ForConditionalGeneration", "idefics3", "idefics3", PICTURE_IDEFICS3, 12, 1152, 3072,
-     16, 224, 32, 0, false},
-    {"SmolVLMForConditionalGeneration", "smolvlm", "idefics3", PICTURE_IDEFICS3, 12, 1152, 3072, 16,
-     224, 32, 0, false},
-    {"Gemma3ForConditionalGeneration", "gemma3", "gemma3", PICTURE_STRETCHED, 12, 768, 3072, 12,
-     224, 16, 4, true},
+#define IDEFICS3                                                                                   \
+    VISION_IDEFICS3, PICTURE_IDEFICS3, .frames = 1, .patch_bias = true,                            \
+                                       .activation = "gelu_pytorch_tanh"
+#define QWEN3                                                                                      \
+    VISION_QWEN3, PICTURE_SMART,                                                                   \
+        .rotates = true, .blends = true, .patch_bias = true, .merger_products = true, .frames = 2, \
+        .activation = "gelu_pytorch_tanh", .min_pixels = 256 * 256, .max_pixels = 4096 * 4096
+    {"Idefics3ForConditionalGeneration", "idefics3", "idefics3", IDEFICS3},
+    {"SmolVLMForConditionalGeneration", "smolvlm", NULL, IDEFICS3},
+    {"Gemma3ForConditionalGeneration", "gemma3", "gemma3", VISION_GEMMA3, PICTURE_STRETCHED,
+     .frames = 1, .patch_bias = true, .pools = true, .activation = "gelu_pytorch_tanh"},
+    {"Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", "qwen2.5vl_merger", VISION_QWEN2_5,
+     PICTURE_SMART, .windows = true, .rotates = true, .rms = true, .gated = true,
+     .merger_products = true, .frames = 2, .activation = "silu", .min_pixels = 56 * 56,
+     .max_pixels = 28 * 28 * 1280},
+    {"Qwen3VLForConditionalGeneration", "qwen3_vl", "qwen3vl_merger", QWEN3},
+    {"Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe", NULL, QWEN3},
+    {"Qwen3_5ForConditionalGeneration", "qwen3_5", NULL, QWEN3},
+    {"Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", NULL, QWEN3},
 };
 
 static int refuse(struct fault *fault, const char *field, const char *what) {
     return fault_set(fault, ERR_UNSUPPORTED, field, "%s", what);
 }
 
-/* ---- Numbers that follow ---- */
-
-/* Sizes of the tile in patches, and of the rows of embeddings. */
-static int fill_sides(struct vision_config *out, int table_edge, struct fault *fault) {
-    struct picture_form *form = &out->form;
-    if (form->tile_edge % out->patch || table_edge < out->patch ||
-        (out->pools && table_edge != form->tile_edge))
-        return fault_set(fault, ERR_INVALID, "patch_size",
-                         "tiles of %d pixels and positions for %d cannot be cut into patches of %d",
-                         form->tile_edge, table_edge, out->patch);
-    out->side = form->tile_edge / out->patch;
-    out->table_side = table_edge / out->patch;
-    if (out->side > VISION_SIDE_MAX)
-        return fault_set(fault, ERR_LIMIT, "patch_size", "%d patches in a row; at most %d",
-                         out->side, VISION_SIDE_MAX);
-    if (out->side % out->merge)
-        return fault_set(fault, ERR_INVALID, "scale_factor",
-                         "%d patches in a row cannot be joined by %d", out->side, out->merge);
-    if (out->width % out->heads || out->width / out->heads % 2)
-        return fault_set(fault, ERR_INVALID, "hidden_size",
-                         "%d numbers in %d heads: expected an even number for each", out->width,
-                         out->heads);
-    form->token_edge = out->patch * out->merge;
-    form->tile_tokens_max = out->side / out->merge * (out->side / out->merge);
-    return picture_check_form(form, fault);
+static void take_family(const struct vision_family *family, struct vision_config *out) {
+    out->naming = family->naming;
+    out->form.kind = family->kind;
+    out->frames = family->frames;
+    out->theta = family->rotates ? 10000 : 0;
+    out->blends = family->blends;
+    out->rms = family->rms;
+    out->gated = family->gated;
+    out->patch_bias = family->patch_bias;
+    out->pools = out->form.together = family->pools;
+    out->merger_products = family->merger_products;
+    out->activation = strcmp(family->activation, "silu") == 0 ? KERN_SILU : KERN_GELU_TANH;
 }
 
-int vision_position(const struct vision_config *config, int at) {
-    const float step = 1.0f / (float)config->side, most = 1.0f - 1e-6f;
+/* ---- Numbers that follow ---- */
+
+static int fill_tokens(struct vision_config *out, struct fault *fault) {
+    struct picture_form *form = &out->form;
+    const int side = form->tile_edge / out->patch;
+    form->token_edge = out->patch * out->merge;
+    if (form->kind == PICTURE_SMART) {
+        const int64_t most = (int64_t)PICTURE_TOKENS_MAX * form->token_edge * form->token_edge;
+        if (form->max_pixels > most) form->max_pixels = (int)most;
+        form->tile_tokens_max = picture_smart_tokens(form);
+        return 0;
+    }
+    if (form->tile_edge % out->patch || (out->pools && out->table_side != side))
+        return fault_set(fault, ERR_INVALID, "patch_size",
+                         "tiles of %d pixels and %d positions in a row cannot be cut into patches "
+                         "of %d",
+                         form->tile_edge, out->table_side, out->patch);
+    if (side > VISION_SIDE_MAX)
+        return fault_set(fault, ERR_LIMIT, "patch_size", "%d patches in a row; at most %d", side,
+                         VISION_SIDE_MAX);
+    if (side % out->merge)
+        return fault_set(fault, ERR_INVALID, "scale_factor",
+                         "%d patches in a row cannot be joined by %d", side, out->merge);
+    form->tile_tokens_max = side / out->merge * (side / out->merge);
+    return 0;
+}
+
+/* Checks what both kinds of files say, and fills in what follows from it. */
+static int fill_sides(struct vision_config *out, struct fault *fault) {
+    const int head_dim = out->width / out->heads, even = out->theta != 0 ? 4 : 2;
+    if (out->width % out->heads || head_dim % even)
+        return fault_set(fault, ERR_INVALID, "hidden_size",
+                         "%d numbers in %d heads: expected a multiple of %d for each", out->width,
+                         out->heads, even);
+    if ((int64_t)out->window * out->window * out->merge * out->merge > VISION_WINDOW_MAX)
+        return fault_set(fault, ERR_LIMIT, "window_size", "a window has more than %d patches",
+                         VISION_WINDOW_MAX);
+    int rc = fill_tokens(out, fault);
+    return rc ? rc : picture_check_form(&out->form, fault);
+}
+
+int vision_position(const struct vision_config *config, int at, int side) {
+    const float step = 1.0f / (float)side, most = 1.0f - 1e-6f;
     const double table = 1.0 / config->table_side;
     float place = (float)at * step;
     int row = 0;
@@ -83,6 +128,88 @@ static const struct vision_family *find_family(const cJSON *root, struct fault *
     return NULL;
 }
 
+/* A number of vision_config by its names in the families, with transformers' defaults. */
+struct vision_number {
+    const char *name, *qwen;
+    int64_t idefics3, gemma3, qwen2_5, qwen3, most;
+    int *out;
+};
+
+static int read_numbers(const cJSON *vision, enum vision_naming naming,
+                        const struct vision_number *numbers, size_t count, struct fault *fault) {
+    for (size_t i = 0; i < count; i++) {
+        const struct vision_number *n = &numbers[i];
+        const int64_t presets[] = {[VISION_IDEFICS3] = n->idefics3,
+                                   [VISION_GEMMA3] = n->gemma3,
+                                   [VISION_QWEN2_5] = n->qwen2_5,
+                                   [VISION_QWEN3] = n->qwen3};
+        int64_t value = presets[naming];
+        const char *name = naming < VISION_QWEN2_5 ? n->name : n->qwen;
+        int rc = name ? json_int(vision, "vision_config", name, 1, n->most, &value, fault) : 0;
+        if (rc) return rc;
+        *n->out = (int)value;
+    }
+    return 0;
+}
+
+/* Reads the numbers of layers that are listed. `what` gets each, ascending. */
+static int read_layers(const cJSON *vision, const char *key, const int *preset, int presets,
+                       int layers, int most, int *out, int *count, struct fault *fault) {
+    const cJSON *list = json_get(vision, key), *item;
+    char field[64];
+    snprintf(field, sizeof field, "vision_config.%s", key);
+    *count = 0;
+    for (int i = 0; !list && i < presets && preset[i] < layers; i++) out[(*count)++] = preset[i];
+    if (list && !cJSON_IsArray(list))
+        return fault_set(fault, ERR_INVALID, field, "expected a list of layers");
+    cJSON_ArrayForEach(item, list) {
+        const int before = *count ? out[*count - 1] : -1;
+        if (!cJSON_IsNumber(item) || item->valuedouble != (int)item->valuedouble ||
+            item->valuedouble <= before || item->valuedouble >= layers)
+            return fault_set(fault, ERR_INVALID, field, "expected ascending layers below %d",
+                             layers);
+        if (*count == most)
+            return fault_set(fault, ERR_LIMIT, field, "expected at most %d layers", most);
+        out[(*count)++] = (int)item->valuedouble;
+    }
+    return 0;
+}
+
+/* transformers, Qwen2_5_VLVisionConfig: the defaults. */
+static int read_windows(const cJSON *vision, struct vision_config *out, struct fault *fault) {
+    static const int preset[] = {7, 15, 23, 31};
+    int full[VISION_LAYERS_MAX], count;
+    int64_t window = 112;
+    int rc = json_int(vision, "vision_config", "window_size", 1, 1 << 16, &window, fault);
+    if (!rc)
+        rc = read_layers(vision, "fullatt_block_indexes", preset, 4, out->layers, VISION_LAYERS_MAX,
+                         full, &count, fault);
+    if (rc) return rc;
+    out->window = (int)window / out->merge / out->patch;
+    if (out->window < 1)
+        return fault_set(fault, ERR_INVALID, "vision_config.window_size",
+                         "a window of %d pixels has no row of embeddings", (int)window);
+    for (int i = 0; i < count; i++) out->full[full[i]] = true;
+    return 0;
+}
+
+/* transformers, Qwen3VLVisionConfig: the defaults. Qwen3.5's has no merger in between. */
+static int read_positions(const cJSON *vision, const struct vision_family *family,
+                          struct vision_config *out, struct fault *fault) {
+    static const int preset[] = {8, 16, 24};
+    const bool deep = strncmp(family->model_type, "qwen3_vl", 8) == 0;
+    int64_t positions = 2304;
+    int rc =
+        json_int(vision, "vision_config", "num_position_embeddings", 1, 1 << 20, &positions, fault);
+    if (rc) return rc;
+    out->table_side = (int)sqrt((double)positions);
+    if ((int64_t)out->table_side * out->table_side != positions)
+        return fault_set(fault, ERR_INVALID, "vision_config.num_position_embeddings",
+                         "%d positions are no square", (int)positions);
+    return read_layers(vision, "deepstack_visual_indexes", preset, deep ? 3 : 0, out->layers,
+                       VISION_DEEP_MAX, out->deep_layers, &out->deep, fault);
+}
+
 /* Patches that are pooled are counted by the rows that are left. */
 static int read_pooling(const cJSON *root, int edge, int patch, int64_t *merge,
                         struct fault *fault) {
@@ -92,51 +219,77 @@ static int read_pooling(const cJSON *root, int edge, int patch, int64_t *merge,
     if (rc) return rc;
     while (side * side < tokens) side++;
     *merge = edge / patch / side;
-    return side * side == tokens && *merge * side * patch == edge
+    return side * side == tokens && *merge * side * patch == edge && *merge <= VISION_MERGE_MAX
                ? 0
                : fault_set(fault, ERR_INVALID, name,
                            "%lld rows cannot be made of patches of %d pixels in %d x %d pixels",
                            (long long)tokens, patch, edge, edge);
 }
 
+static int read_rest(const cJSON *root, const cJSON *vision, const struct vision_family *family,
+                     struct vision_config *out, struct fault *fault) {
+    static const char path[] = "vision_config";
+    int64_t edge = 224, merge = 2;
+    double eps = 1e-6, theta = 10000;
+    int rc = 0;
+    if (family->kind != PICTURE_SMART) {
+        rc = json_int(vision, path, "image_size", 1, VISION_EDGE_MAX, &edge, fault);
+        if (!rc) rc = json_num(vision, path, "layer_norm_eps", 0, 1, &eps, fault);
+        if (!rc && family->pools)
+            rc = read_pooling(root, (int)edge, out->patch, &merge, fault);
+        else if (!rc)
+            rc = json_int(root, NULL, "scale_factor", 1, VISION_MERGE_MAX, &merge, fault);
+        out->table_side = (int)edge / out->patch;
+        if (!rc && out->table_side < 1)
+            rc = fault_set(fault, ERR_INVALID, "vision_config.patch_size",
+                           "positions for %d pixels are none for patches of %d", (int)edge,
+                           out->patch);
+    } else {
+        rc = json_int(vision, path, "spatial_merge_size", 1, VISION_MERGE_MAX, &merge, fault);
+        if (!rc)
+            rc = json_num(json_get(vision, "rope_parameters"), "vision_config.rope_parameters",
+                          "rope_theta", 1, 1e9, &theta, fault);
+        out->theta = (float)theta;
+    }
+    out->merge = (int)merge;
+    out->eps = (float)eps;
+    if (!rc && family->windows) rc = read_windows(vision, out, fault);
+    if (!rc && family->blends) rc = read_positions(vision, family, out, fault);
+    return rc;
+}
+
+/* transformers, Idefics3VisionConfig, SiglipVisionConfig, Qwen2_5_VLVisionConfig,
+ * Qwen3VLVisionConfig. */
 static int read_encoder(const cJSON *root, const struct vision_family *family,
-                        struct vision_config *out, int *table_edge, struct fault *fault) {
+                        struct vision_config *out, struct fault *fault) {
     static const char path[] = "vision_config";
     const cJSON *vision = json_get(root, path);
-    int64_t layers = family->layers, width = family->width, ff = family->ff, heads = family->heads,
-            edge = family->edge, patch = family->patch, channels = 3, merge = 2;
-    double eps = 1e-6;
-    const char *act = "gelu_pytorch_tanh";
+    int channels = 3;
+    const struct vision_number numbers[] = {
+        {"num_hidden_layers", "depth", 12, 12, 32, 27, VISION_LAYERS_MAX, &out->layers},
+        {"hidden_size", "hidden_size", 1152, 768, 3584, 1152, 1 << 16, &out->width},
+        {"intermediate_size", "intermediate_size", 3072, 3072, 3420, 4304, 1 << 20, &out->ff},
+        {"num_attention_heads", "num_heads", 16, 12, 16, 16, 1024, &out->heads},
+        {"patch_size", "patch_size", 32, 16, 14, 16, 256, &out->patch},
+        {"num_channels", "in_channels", 3, 3, 3, 3, 16, &channels},
+        {NULL, "temporal_patch_size", 1, 1, 2, 2, 2, &out->frames},
+    };
+    const char *act = family->activation;
     if (vision && !cJSON_IsObject(vision))
         return fault_set(fault, ERR_INVALID, path, "expected an object, found %s",
                          json_type_name(vision));
-    int rc = json_int(vision, path, "num_hidden_layers", 1, VISION_LAYERS_MAX, &layers, fault);
-    if (!rc) rc = json_int(vision, path, "hidden_size", 2, 1 << 16, &width, fault);
-    if (!rc) rc = json_int(vision, path, "intermediate_size", 1, 1 << 20, &ff, fault);
-    if (!rc) rc = json_int(vision, path, "num_attention_heads", 1, 1024, &heads, fault);
-    if (!rc) rc = json_int(vision, path, "image_size", 1, VISION_EDGE_MAX, &edge, fault);
-    if (!rc) rc = json_int(vision, path, "patch_size", 1, 256, &patch, fault);
-    if (!rc) rc = json_int(vision, path, "num_channels", 1, 16, &channels, fault);
-    if (!rc) rc = json_num(vision, path, "layer_norm_eps", 0, 1, &eps, fault);
+    int rc = read_numbers(vision, family->naming, numbers, sizeof numbers / sizeof *numbers, fault);
     if (!rc) rc = json_str(vision, path, "hidden_act", &act, fault);
-    if (!rc && family->pools)
-        rc = read_pooling(root, (int)edge, (int)patch, &merge, fault);
-    else if (!rc)
-        rc = json_int(root, NULL, "scale_factor", 1, VISION_SIDE_MAX, &merge, fault);
     if (rc) return rc;
-    if (channels != 3) return refuse(fault, "vision_config.num_channels", "only 3 are supported");
-    if (strcmp(act, "gelu_pytorch_tanh") != 0)
-        return refuse(fault, "vision_config.hidden_act", "only gelu_pytorch_tanh is supported");
-    out->layers = (int)layers;
-    out->width = (int)width;
-    out->ff = (int)ff;
-    out->heads = (int)heads;
-    out->patch = (int)patch;
-    out->merge = (int)merge;
-    out->eps = (float)eps;
-    out->pools = out->form.together = family->pools;
-    *table_edge = (int)edge;
-    return 0;
+    if (channels != 3)
+        return refuse(fault,
+                      family->kind == PICTURE_SMART ? "vision_config.in_channels"
+                                                    : "vision_config.num_channels",
+                      "only 3 are supported");
+    if (strcmp(act, family->activation) != 0)
+        return fault_set(fault, ERR_UNSUPPORTED, "vision_config.hidden_act", "only %s is supported",
+                         family->activation);
+    return read_rest(root, vision, family, out, fault);
 }
 
 static int read_three(const cJSON *config, const char *key, float out[3], struct fault *fault) {
@@ -180,19 +333,55 @@ static int read_stretch(const cJSON *config, struct picture_form *form, struct f
     return rc;
 }
 
-static int read_processor(const cJSON *config, struct picture_form *form, struct fault *fault) {
+/* transformers, Qwen2VLImageProcessor: min_pixels and max_pixels are older names, and have
+ * priority.
+ */
+static int read_pixels(const cJSON *config, struct vision_config *out, struct fault *fault) {
+    static const struct {
+        const char *old, *name;
+    } names[] = {{"min_pixels", "shortest_edge"}, {"max_pixels", "longest_edge"}};
+    struct picture_form *form = &out->form;
+    int64_t pixels[] = {INT64_C(56) * 56, INT64_C(28) * 28 * 1280}, patch = out->patch,
+            merge = out->merge;
+    int rc = 0;
+    for (int i = 0; i < 2 && !rc; i++) {
+        rc = json_int(json_get(config, "size"), "size", names[i].name, 1, INT32_MAX, &pixels[i],
+                      fault);
+        if (!rc) rc = json_int(config, NULL, names[i].old, 1, INT32_MAX, &pixels[i], fault);
+    }
+    if (!rc) rc = json_int(config, NULL, "patch_size", 1, 256, &patch, fault);
+    if (!rc) rc = json_int(config, NULL, "merge_size", 1, VISION_MERGE_MAX, &merge, fault);
+    if (rc) return rc;
+    if (patch != out->patch || merge != out->merge)
+        return fault_set(fault, ERR_INVALID, patch != out->patch ? "patch_size" : "merge_size",
+                         "the encoder of config.json has patches of %d pixels, joined by %d",
+                         out->patch, out->merge);
+    form->min_pixels = (int)pixels[0];
+    form->max_pixels = (int)pixels[1];
+    return 0;
+}
+
+static int read_processor(const cJSON *config, struct vision_config *out, struct fault *fault) {
     static const char *const always[] = {"do_resize", "do_rescale", "do_normalize"};
-    const bool stretches = form->kind == PICTURE_STRETCHED;
-    int64_t filter = stretches ? PICTURE_BILINEAR : PICTURE_LANCZOS;
+    static const float clip_mean[] = {0.48145466f, 0.4578275f, 0.40821073f},
+                       clip_deviation[] = {0.26862954f, 0.26130258f, 0.27577711f};
+    struct picture_form *form = &out->form;
+    const bool smart = form->kind == PICTURE_SMART, stretches = form->kind == PICTURE_STRETCHED;
+    int64_t filter = smart ? PICTURE_BICUBIC : stretches ? PICTURE_BILINEAR : PICTURE_LANCZOS;
     form->rescale = 1.0 / 255;
-    for (int i = 0; i < 3; i++) form->mean[i] = form->deviation[i] = 0.5f;
+    for (int i = 0; i < 3; i++) {
+        form->mean[i] = smart ? clip_mean[i] : 0.5f;
+        form->deviation[i] = smart ? clip_deviation[i] : 0.5f;
+    }
     for (size_t i = 0; i < sizeof always / sizeof *always; i++) {
         bool does = true;
         int rc = json_bool(config, NULL, always[i], &does, fault);
         if (rc) return rc;
         if (!does) return refuse(fault, always[i], "false is not supported");
     }
-    int rc = stretches ? read_stretch(config, form, fault) : read_tiles(config, form, fault);
+    int rc = smart       ? read_pixels(config, out, fault)
+             : stretches ? read_stretch(config, form, fault)
+                         : read_tiles(config, form, fault);
     if (!rc) rc = json_int(config, NULL, "resample", 0, 8, &filter, fault);
     if (!rc) rc = json_num(config, NULL, "rescale_factor", 0, 1e6, &form->rescale, fault);
     if (!rc) rc = read_three(config, "image_mean", form->mean, fault);
@@ -202,7 +391,7 @@ static int read_processor(const cJSON *config, struct picture_form *form, struct
 }
 
 /* Newer directories have the processor's numbers in a member of processor_config.json. */
-static int find_processor(const char *dir, struct picture_form *form, struct fault *fault) {
+static int find_processor(const char *dir, struct vision_config *out, struct fault *fault) {
     static const char *const names[] = {"preprocessor_config.json", "processor_config.json"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         cJSON *root = NULL;
@@ -210,7 +399,7 @@ static int find_processor(const char *dir, struct picture_form *form, struct fau
         int rc = json_file_read(dir, names[i], &root, fault);
         const cJSON *config = i ? json_get(root, "image_processor") : root;
         if (!rc && config) {
-            rc = read_processor(config, form, &inner);
+            rc = read_processor(config, out, &inner);
             if (rc) fault_set(fault, rc, names[i], "%s: %s", inner.field, inner.text);
         }
         const bool found = config != NULL;
@@ -223,20 +412,21 @@ static int find_processor(const char *dir, struct picture_form *form, struct fau
 
 int vision_config_of_directory(const char *dir, struct vision_config *out, struct fault *fault) {
     cJSON *root = NULL;
-    int table_edge = 0;
     *out = (struct vision_config){0};
     int rc = json_file_read(dir, "config.json", &root, fault);
     if (rc || !root) return rc;
     struct fault inner = {0};
     const struct vision_family *family = find_family(root, &inner, &rc);
-    if (!rc && family) rc = read_encoder(root, family, out, &table_edge, &inner);
+    if (!rc && family) {
+        take_family(family, out);
+        rc = read_encoder(root, family, out, &inner);
+    }
     json_free(root);
     if (rc) return fault_set(fault, rc, "config.json", "%s: %s", inner.field, inner.text);
     if (!family) return 0;
-    out->form.kind = family->kind;
-    rc = find_processor(dir, &out->form, fault);
+    rc = find_processor(dir, out, fault);
     if (rc) return rc;
-    rc = fill_sides(out, table_edge, &inner);
+    rc = fill_sides(out, &inner);
     return rc ? fault_set(fault, rc, "config.json", "%s: %s", inner.field, inner.text) : 0;
 }
 
@@ -246,27 +436,35 @@ static bool is_string(const struct gguf_string *string, const char *text) {
     return string->size == strlen(text) && memcmp(string->data, text, string->size) == 0;
 }
 
+static const struct vision_family *find_projector(const struct gguf_string *projector) {
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++)
+        if (families[i].projector && is_string(projector, families[i].projector))
+            return &families[i];
+    return NULL;
+}
+
 static int check_kind(const struct gguf *gguf, const struct vision_family **family,
                       struct fault *fault) {
     struct gguf_string architecture = {"", 0}, projector = {"", 0};
-    bool gelu = false;
+    bool activates = false;
     int rc = gguf_str(gguf, "general.architecture", &architecture, fault);
     if (!rc) rc = gguf_str(gguf, "clip.vision.projector_type", &projector, fault);
     if (!rc) rc = gguf_str(gguf, "clip.projector_type", &projector, fault);
-    if (!rc) rc = gguf_bool(gguf, "clip.use_gelu", &gelu, fault);
     if (rc) return rc;
     if (!is_string(&architecture, "clip"))
         return fault_set(fault, ERR_UNSUPPORTED, "general.architecture",
                          "'%.*s': expected a file with an encoder of pictures, 'clip'",
                          (int)(architecture.size > 40 ? 40 : architecture.size), architecture.data);
-    *family = NULL;
-    for (size_t i = 0; i < sizeof families / sizeof *families && !*family; i++)
-        if (is_string(&projector, families[i].projector)) *family = &families[i];
+    *family = find_projector(&projector);
     if (!*family)
         return fault_set(fault, ERR_UNSUPPORTED, "clip.projector_type",
-                         "'%.*s' is not supported: idefics3, gemma3",
+                         "'%.*s' is not supported: idefics3, gemma3, qwen2.5vl_merger, "
+                         "qwen3vl_merger",
                          (int)(projector.size > 40 ? 40 : projector.size), projector.data);
-    return gelu ? 0 : refuse(fault, "clip.use_gelu", "only true is supported");
+    const bool silu = strcmp((*family)->activation, "silu") == 0;
+    const char *key = silu ? "clip.use_silu" : "clip.use_gelu";
+    rc = gguf_bool(gguf, key, &activates, fault);
+    return rc || activates ? rc : refuse(fault, key, "only true is supported");
 }
 
 /* *out, if it is not 0, stays where the file leaves the key out. */
@@ -290,9 +488,83 @@ static int read_key_three(const struct gguf *gguf, const char *key, float out[3]
     return 0;
 }
 
+/* llama.cpp's converter writes every which layer sees all, and not the default of the size. */
+static int read_gguf_windows(const struct gguf *gguf, struct vision_config *out,
+                             struct fault *fault) {
+    int64_t window = 112;
+    int each = 0;
+    int rc = read_key(gguf, "clip.vision.n_wa_pattern", VISION_LAYERS_MAX, &each, fault);
+    if (!rc) rc = gguf_int(gguf, "clip.vision.window_size", 1, 1 << 16, &window, fault);
+    if (rc) return rc;
+    out->window = (int)window / out->merge / out->patch;
+    if (out->window < 1)
+        return fault_set(fault, ERR_INVALID, "clip.vision.window_size",
+                         "a window of %d pixels has no row of embeddings", (int)window);
+    for (int i = each - 1; i < out->layers; i += each) out->full[i] = true;
+    return 0;
+}
+
+static int read_gguf_deep(const struct gguf *gguf, struct vision_config *out, struct fault *fault) {
+    static const char key[] = "clip.vision.is_deepstack_layers";
+    const struct gguf_value *list = NULL;
+    int rc = gguf_array(gguf, key, GGUF_BOOL, &list, fault);
+    for (size_t i = 0; !rc && list && i < list->count; i++) {
+        if (!list->data[i]) continue;
+        if (i >= (size_t)out->layers || out->deep == VISION_DEEP_MAX)
+            return fault_set(fault, ERR_LIMIT, key, "expected at most %d of %d layers",
+                             VISION_DEEP_MAX, out->layers);
+        out->deep_layers[out->deep++] = (int)i;
+    }
+    return rc;
+}
+
+static int read_gguf_smart(const struct gguf *gguf, const struct vision_family *family,
+                           struct vision_config *out, struct fault *fault) {
+    struct picture_form *form = &out->form;
+    int64_t least = family->min_pixels, most = family->max_pixels, merge = 2, edge = 0;
+    int rc = gguf_int(gguf, "clip.vision.image_min_pixels", 1, INT32_MAX, &least, fault);
+    if (!rc) rc = gguf_int(gguf, "clip.vision.image_max_pixels", 1, INT32_MAX, &most, fault);
+    if (!rc)
+        rc = gguf_int(gguf, "clip.vision.spatial_merge_size", 1, VISION_MERGE_MAX, &merge, fault);
+    if (!rc) rc = gguf_int(gguf, "clip.vision.image_size", 1, 1 << 16, &edge, fault);
+    if (rc) return rc;
+    form->min_pixels = (int)least;
+    form->max_pixels = (int)most;
+    form->filter = PICTURE_BICUBIC;
+    out->merge = (int)merge;
+    if (family->windows) return read_gguf_windows(gguf, out, fault);
+    out->table_side = (int)edge / out->patch;
+    if (out->table_side < 1)
+        return fault_set(fault, ERR_INVALID, "clip.vision.image_size", "%d pixels have no position",
+                         (int)edge);
+    return read_gguf_deep(gguf, out, fault);
+}
+
+/* The file leaves out what all published processors of the family have alike. */
+static int read_gguf_tiles(const struct gguf *gguf, struct vision_config *out,
+                           struct fault *fault) {
+    struct picture_form *form = &out->form;
+    int rc = read_key(gguf, "clip.vision.image_size", VISION_EDGE_MAX, &form->tile_edge, fault);
+    if (out->pools) out->merge = 4; /* some files leave it out */
+    if (!rc)
+        rc = read_key(gguf, "clip.vision.projector.scale_factor", VISION_MERGE_MAX, &out->merge,
+                      fault);
+    form->longest_edge = form->tile_edge;
+    if (!rc && !out->pools) {
+        form->longest_edge = 0;
+        rc = read_key(gguf, "clip.vision.preproc_image_size", 1 << 16, &form->longest_edge, fault);
+    }
+    form->filter = out->pools ? PICTURE_BILINEAR : PICTURE_LANCZOS;
+    form->splits = !out->pools;
+    out->table_side = form->tile_edge / out->patch;
+    return rc;
+}
+
 int vision_config_of_gguf(const struct gguf *gguf, struct vision_config *out, struct fault *fault) {
+    static const char eps_key[] = "clip.vision.attention.layer_norm_epsilon";
     *out = (struct vision_config){.gguf = true};
     struct picture_form *form = &out->form;
+    const struct vision_family *family = NULL;
     const struct {
         const char *key;
         int64_t most;
@@ -302,32 +574,21 @@ int vision_config_of_gguf(const struct gguf *gguf, struct vision_config *out, st
         {"clip.vision.embedding_length", 1 << 16, &out->width},
         {"clip.vision.feed_forward_length", 1 << 20, &out->ff},
         {"clip.vision.attention.head_count", 1024, &out->heads},
-        {"clip.vision.image_size", VISION_EDGE_MAX, &form->tile_edge},
         {"clip.vision.patch_size", 256, &out->patch},
-        {"clip.vision.projector.scale_factor", VISION_SIDE_MAX, &out->merge},
-        {"clip.vision.preproc_image_size", 1 << 16, &form->longest_edge},
     };
-    const struct vision_family *family = NULL;
     double eps = -1;
     int rc = check_kind(gguf, &family, fault);
-    if (rc) return rc;
-    const bool stretches = family->kind == PICTURE_STRETCHED;
-    out->merge = family->merge;
-    form->longest_edge = stretches; /* no key of such files */
     for (size_t i = 0; i < sizeof keys / sizeof *keys && !rc; i++)
         rc = read_key(gguf, keys[i].key, keys[i].most, keys[i].out, fault);
     if (!rc) rc = read_key_three(gguf, "clip.vision.image_mean", form->mean, fault);
     if (!rc) rc = read_key_three(gguf, "clip.vision.image_std", form->deviation, fault);
-    static const char eps_key[] = "clip.vision.attention.layer_norm_epsilon";
     if (!rc) rc = gguf_num(gguf, eps_key, 0, 1, &eps, fault);
     if (!rc && eps < 0) rc = fault_set(fault, ERR_INVALID, eps_key, "missing");
     if (rc) return rc;
-    /* The file leaves out what all published processors of the family have alike. */
-    form->kind = family->kind;
-    form->filter = stretches ? PICTURE_BILINEAR : PICTURE_LANCZOS;
-    form->splits = !stretches;
-    form->together = out->pools = family->pools;
+    take_family(family, out);
     form->rescale = 1.0 / 255;
     out->eps = (float)eps;
-    return fill_sides(out, form->tile_edge, fault);
+    rc = form->kind == PICTURE_SMART ? read_gguf_smart(gguf, family, out, fault)
+                                     : read_gguf_tiles(gguf, out, fault);
+    return rc ? rc : fill_sides(out, fault);
 }

@@ -12,7 +12,7 @@
 #include "kernels/kern.h"
 #include "model/packed.h"
 
-#define TENSOR_DIMS_MAX 4
+#define TENSOR_DIMS_MAX 5
 
 /* BLOCKS: numbers in blocks with a common scale, of a GGUF type that model/blocks.h reads or of a
  * directory (model/packed.h). */

@@ -110,9 +110,12 @@ def prompt_of(reference, model, pictures, text="What is it?"):
 
 
 def check_answer(reference, model, pictures, answer, evictions=(), most=2e-5, text="What is it?"):
+    check_logprobs(reference, model, prompt_of(reference, model, pictures, text), answer, evictions, most)
+
+
+def check_logprobs(reference, model, prompt, answer, evictions=(), most=2e-5):
     """Compares the log-probabilities of an answer, and of its alternatives, with the model's."""
     words = Tokens(model)
-    prompt = prompt_of(reference, model, pictures, text)
     assert answer["usage"]["prompt_tokens"] == len(prompt)
     content = answer["choices"][0]["logprobs"]["content"]
     names = {name: i for name, i in words.marks.items()} | {bytes([b]): words.vocab[c] for b, c in words.chars.items()}

@@ -1,10 +1,10 @@
 /* vision_rows: the rows of embeddings that an encoder of pictures makes of tiles.
  *
- *   vision_rows MODEL MMPROJ WIDTH PIXELS PATH THREADS PART_COST
+ *   vision_rows MODEL MMPROJ WIDTH PIXELS PATH THREADS PART_COST TILE_WIDTH TILE_HEIGHT
  *
  * MODEL is a directory, whose encoder is used if MMPROJ is "". WIDTH is that of the text model.
- * PIXELS is a file with the bytes of a picture's tiles, [tiles][3][edge][edge]. Writes the rows of
- * all tiles as float32. Tiles are computed in descending order. Before each tile another one is
+ * PIXELS is a file with the bytes of a picture's tiles, [tiles][3][height][width]. Writes the rows
+ * of all tiles as float32. Tiles are computed in descending order. Before each tile another one is
  * begun and left after some of its parts. Run by tests/python/test_vision.py. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,7 +26,7 @@ int main(int argc, char **argv) {
     struct vision *vision = NULL;
     char *pixels = NULL;
     size_t size = 0;
-    if (argc != 8) return 2;
+    if (argc != 10) return 2;
     const int width = (int)strtol(argv[3], NULL, 10), threads = (int)strtol(argv[6], NULL, 10);
     const struct cpu_options cpu = {.path = argv[5], .activations = CPU_F32, .threads = threads};
     const struct vision_options options = {.dir = argv[1],
@@ -39,16 +39,18 @@ int main(int argc, char **argv) {
     CHECK(vision);
     if (file_read(argv[4], (size_t)64 << 20, &pixels, &size, &fault)) return fail(&fault);
     const struct picture_form *form = &vision_config(vision)->form;
-    const size_t tile = 3 * (size_t)form->tile_edge * (size_t)form->tile_edge;
+    const int wide = (int)strtol(argv[8], NULL, 10), high = (int)strtol(argv[9], NULL, 10);
+    const size_t tile = 3 * (size_t)wide * (size_t)high;
     CHECK(size > 0 && size % tile == 0);
-    const struct picture picture = {.tiles = (int)(size / tile),
-                                    .tile_width = form->tile_edge,
-                                    .tile_height = form->tile_edge,
-                                    .tile_rows = form->tile_edge / form->token_edge,
-                                    .tile_columns = form->tile_edge / form->token_edge,
-                                    .tile_tokens = form->tile_tokens_max,
-                                    .pixels = (uint8_t *)pixels};
-    const size_t rows = (size_t)form->tile_tokens_max * (size_t)width;
+    struct picture picture = {.tiles = (int)(size / tile),
+                              .tile_width = wide,
+                              .tile_height = high,
+                              .tile_rows = high / form->token_edge,
+                              .tile_columns = wide / form->token_edge,
+                              .pixels = (uint8_t *)pixels};
+    picture.tile_tokens = picture.tile_rows * picture.tile_columns;
+    const size_t rows =
+        (size_t)picture.tile_tokens * (size_t)vision_row_width(vision_config(vision));
     float *out = mem_must_alloc((size_t)picture.tiles * rows, sizeof *out);
     for (int i = picture.tiles - 1; i >= 0; i--) {
         bool done = false;

@@ -227,7 +227,7 @@ def gguf_value(value):
         return 8, struct.pack("<Q", len(value.encode())) + value.encode()
     if not value:
         return 9, struct.pack("<IQ", 8, 0)
-    inner = [(5, struct.pack("<i", v)) if isinstance(v, int) else gguf_value(v) for v in value]
+    inner = [(5, struct.pack("<i", v)) if type(v) is int else gguf_value(v) for v in value]
     return 9, struct.pack("<IQ", inner[0][0], len(inner)) + b"".join(data for _, data in inner)
 
 

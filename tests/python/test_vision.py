@@ -20,7 +20,8 @@ def run(directory, tmp_path, mmproj="", path="reference", threads=1, tiles=TILES
     driver = find_driver().with_name("vision_rows")
     pixels = tmp_path / "pixels"
     pixels.write_bytes(tiles.tobytes())
-    return subprocess.run([driver, directory, mmproj, str(width), pixels, path, str(threads), str(part_cost)], capture_output=True)
+    return subprocess.run([driver, directory, mmproj, str(width), pixels, path, str(threads), str(part_cost),
+                           str(tiles.shape[3]), str(tiles.shape[2])], capture_output=True)
 
 
 def rows_of(*args, tiles=TILES, **options):

@@ -58,7 +58,7 @@ Test(weights, reads_tensors_by_name) {
             "z", "BF16", "2,3", 4,
             16) "," TENSOR("a", "F32", "", 0,
                            4) "," TENSOR("m", "I32", "0,7", 16,
-                                         16) "," TENSOR("deep", "F32", "1,1,1,1,1", 16,
+                                         16) "," TENSOR("deep", "F32", "1,1,1,1,1,1", 16,
                                                         20) "," TENSOR("q", "F4", "6", 20,
                                                                        23) "}   ";
     struct buf file = file_of(header, 23);

@@ -1,0 +1,91 @@
+"""Pictures of any shape in chats with Qwen2.5-VL and Qwen3-VL: answers beside a float64 model that sees them, on paths of the
+CPU, bit by bit in any step and from GGUF files; later turns; evictions inside pictures."""
+import concurrent.futures as futures
+import json
+import sys
+
+import pytest
+
+from answers import cached, tokens
+from conftest import start_on
+from test_pictures import ROOT, Tokens, answer_of, ask, check_logprobs, tiles
+
+sys.path.insert(0, str(ROOT / "tests/python"))
+np = pytest.importorskip("numpy")
+from grid_model import GridReference, write_text, write_text_gguf  # noqa: E402
+from reference_model import load_tensors  # noqa: E402
+from vision_model import PLAIN, TEMPLATE as IDEFICS3_TEMPLATE, gguf_tokenizer, write_tokenizer  # noqa: E402
+from vision_qwen import QwenVision, write_encoder, write_qwen_mmproj  # noqa: E402
+
+FLAGS = ("--kv-dtype", "f32", "--cpu-activations", "f32")
+KINDS = ("qwen2_5_vl", "qwen3_vl")
+MARKS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
+VOCAB, TEMPLATE = PLAIN + len(MARKS), IDEFICS3_TEMPLATE.replace("<image>", "".join(MARKS))
+SHAPES = [(40, 24), (16, 64), (8, 8)]  # height, width: tokens show 8 x 8 pixels
+
+
+class Model:
+    def __init__(self, folder, kind):
+        self.directory = write_text(folder / "model", kind, vocab_size=VOCAB, eos_token_id=2, bos_token_id=1)
+        config = json.loads((self.directory / "config.json").read_text())
+        write_encoder(self.directory, kind, config, {name: t.astype(np.float32) for name, t
+                                                     in load_tensors(self.directory / "model.safetensors").items()})
+        write_tokenizer(self.directory, MARKS, TEMPLATE)
+        self.reference = GridReference(self.directory, folder / "alone")
+        self.vision, self.words = QwenVision(self.directory), Tokens(self.directory)
+        self.text = write_text_gguf(self.directory, folder / "text.gguf", **gguf_tokenizer(self.directory, VOCAB, TEMPLATE))
+        self.mmproj = write_qwen_mmproj(self.directory, folder / "mmproj.gguf")
+
+    def show(self, pixels):
+        height, width, _ = pixels.shape
+        return self.reference.show(height // 8, width // 8, self.vision.rows(pixels.transpose(2, 0, 1)))
+
+    def check(self, pictures, answer, evictions=()):
+        ids = self.words("<|im_start|>user\n")
+        for pixels in pictures:
+            ids += self.words(MARKS[0]) + self.show(pixels) + self.words(MARKS[2])
+        ids += self.words("What is it?<|im_end|>\n<|im_start|>assistant\n")
+        check_logprobs(self.reference, self.directory, ids, answer, evictions)
+
+
+def picture(seed):
+    return np.random.default_rng(seed).integers(0, 256, (*SHAPES[seed % len(SHAPES)], 3), dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    return {kind: Model(tmp_path_factory.mktemp(kind), kind) for kind in KINDS}
+
+
+@pytest.mark.parametrize("path", ["reference", "portable", "avx2", "avx512", "amx"])
+def test_answers_are_those_of_an_independent_model(daemon, models, path):
+    for model in models.values():
+        d = start_on(daemon, path, "--model", str(model.directory), *FLAGS)
+        for pictures in ([picture(0)], [picture(1), picture(3), picture(2)]):
+            model.check(pictures, answer_of(d, ask(*pictures)))
+
+
+def test_answers_are_the_same_in_any_step_and_from_gguf_files(daemon, models):
+    for model in models.values():
+        asked = [ask(picture(i), picture(9), text=f"What is {i}?") for i in range(3)]
+        d = daemon("--model", str(model.directory), *FLAGS)
+        alone = [tokens(answer_of(d, messages)) for messages in asked]
+        small = ("--model", str(model.directory), "--max-num-batched-tokens", "7", "--max-num-seqs", "4")
+        for flags in (small, ("--model", str(model.text), "--mmproj", str(model.mmproj))):
+            d = daemon(*FLAGS, *flags)
+            with futures.ThreadPoolExecutor(3) as pool:
+                assert list(pool.map(lambda m: tokens(answer_of(d, m)), asked)) == alone, flags
+
+
+def test_later_turns_and_evictions(daemon, models):
+    pictures = [picture(0), picture(1), picture(2)]
+    for model in models.values():
+        d = daemon("--model", str(model.directory), *FLAGS)
+        first = answer_of(d, ask(*pictures))
+        later = ask(*pictures) + [{"role": "assistant", "content": first["choices"][0]["message"]["content"]},
+                                  {"role": "user", "content": "And what else?"}]
+        assert cached(answer_of(d, later)) >= first["usage"]["prompt_tokens"] and tiles(d) == 3
+        kv = {"policy": "snapkv", "budget": 24, "buffer": 8, "chunk": 16, "report": "trace"}
+        answer = answer_of(d, ask(*pictures), kv=kv)
+        assert answer["usage"]["kv_details"]["evicted_entries"] > 0
+        model.check(pictures, answer, answer["usage"]["kv_details"]["trace"])
