@@ -107,6 +107,11 @@ const struct option config_options[] = {
      "Origin whose web pages may read answers (https://chat.example), localhost for the pages of "
      "this machine on any port, or * for all. May be given several times. Default: no other "
      "origin."},
+    {"allow-image-urls", LIST, AT(server.image_hosts), 1, 0, NULL, "HOST", 0,
+     "Host from which pictures of requests with http: and https: addresses are fetched: NAME, or "
+     "*.NAME for all names that end so, either with :PORT. Redirects lead to such hosts alone, and "
+     "no address is used that is not public, unless it is given here itself with its port "
+     "(127.0.0.1:8000). Needs libcurl. May be given several times. Default: nothing is fetched."},
     {"max-connections", INT, AT(server.max_connections), 1, 1000000, "2048", "N", 0,
      "Maximum number of open client connections."},
     {"max-connections-per-client", INT, AT(server.max_connections_per_client), 0, 1000000, "0", "N", 0,

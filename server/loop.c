@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "server/fetch.h"
 #include "server/loop.h"
 #include "server/quota.h"
 #include "server/sock.h"
@@ -352,6 +353,8 @@ int server_open(const struct server_options *options, struct server **out, struc
     if (!rc) rc = check_socket_mode(options->unix_socket_mode, fault);
     if (!rc && !socket_is_passed()) rc = sock_check(&address, fault);
     if (!rc && options->otlp_endpoint) rc = otlp_open(options->otlp_endpoint, &server->otlp, fault);
+    if (!rc && options->image_hosts.count)
+        rc = fetch_open(&server->options.image_hosts, &server->fetch, fault);
     if (!rc) rc = open_keys(&server->keys, &options->now, NULL, fault);
     if (!rc) rc = read_tls(&options->now, &server->tls, fault);
     if (rc) {
@@ -599,6 +602,7 @@ void server_close(struct server *server) {
     ledger_close(&server->ledger);
     if (server->listen_fd >= 0) close(server->listen_fd);
     otlp_close(server->otlp);
+    fetch_close(server->fetch);
     tls_config_close(server->tls);
     buf_close(&server->framed);
     keys_close(&server->keys);

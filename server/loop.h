@@ -21,6 +21,7 @@ struct server {
     uint8_t secret[16];          /* key of the hashes by which clients are told apart */
     struct oai_records *records; /* stored responses */
     struct otlp *otlp;           /* NULL: no spans */
+    struct fetch *fetch;         /* NULL: no pictures of addresses */
     char url[256];
     char last_complaint[256]; /* the last complaint of libmicrohttpd */
     char page_policy[PAGE_POLICY_BYTES];

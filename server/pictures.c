@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "picture/decoder.h"
+#include "server/fetch.h"
 #include "server/loop.h"
 
 /* Returns a character of base64 and sets *at behind it. Addresses may write it as %2B, and in the
@@ -53,12 +54,15 @@ static int decode_base64(const struct oai_picture *from, uint8_t **bytes, size_t
     return fault_set(fault, ERR_MALFORMED, NULL, "the bytes of the picture are not in base64");
 }
 
-static int read_picture(const struct oai_picture *from, const struct picture_form *form,
-                        int64_t deadline, struct picture **out, struct fault *fault) {
+static int read_picture(const struct server *server, const struct oai_picture *from,
+                        const struct picture_form *form, int64_t deadline, struct picture **out,
+                        struct fault *fault) {
     struct picture_rgb rgb = {0};
     uint8_t *bytes;
     size_t size = 0;
-    int rc = decode_base64(from, &bytes, &size, fault);
+    int rc = from->remote ? fetch_read(server->fetch, from->base64, PICTURE_FILE_MAX, deadline,
+                                       &bytes, &size, fault)
+                          : decode_base64(from, &bytes, &size, fault);
     if (!rc) rc = picture_read(bytes, size, deadline, &rgb, fault);
     mem_free(bytes);
     if (!rc) rc = picture_prepare(&rgb, form, from->low, out, fault);
@@ -102,7 +106,8 @@ int prepare_pictures(struct exchange *ex) {
     }
     for (int i = 0; i < request->picture_count; i++) {
         struct fault fault = {0};
-        if (read_picture(&request->pictures[i], form, deadline, &ex->pictures[i], &fault))
+        if (read_picture(ex->server, &request->pictures[i], form, deadline, &ex->pictures[i],
+                         &fault))
             return refuse_picture(ex, &request->pictures[i], &fault);
         request->pictures[i].prepared = ex->pictures[i];
         ex->picture_count++;

@@ -117,6 +117,7 @@ static void set_rules(struct served_model *model) {
     rules->repetition_count = options->repetition_count;
     rules->seed = options->seed;
     rules->strict = server->strict_params;
+    rules->fetches = server->image_hosts.count > 0;
     rules->body_bytes = server->max_body_bytes;
     rules->records = model->server->records;
     rules->think = options->split_reasoning ? oai_find_think(engine) : (struct oai_think){-1, -1};

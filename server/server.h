@@ -71,6 +71,7 @@ struct server_options {
     /* Lists belong to the caller and stay until server_close. */
     struct server_list allowed_hosts; /* besides localhost, while bound to loopback */
     struct server_list cors_origins;  /* none = no cross-origin requests */
+    struct server_list image_hosts;   /* see server/fetch.h; none = no pictures are fetched */
     struct server_reloadable now;
     size_t max_body_bytes, max_header_bytes;
     int max_connections;

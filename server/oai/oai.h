@@ -112,6 +112,7 @@ struct oai_rules {
     int repetition_count;   /* repetitions that end an answer; 0 = none */
     int64_t seed;           /* the seed of requests without one; -1 = random */
     bool strict;            /* unknown fields are refused */
+    bool fetches;           /* pictures may have http(s) addresses */
     size_t body_bytes;
     struct engine *engine;  /* for texts in fields that stand for tokens, and for adapters */
     struct oai_think think; /* both -1: answers are not split */
@@ -162,10 +163,12 @@ struct oai_file {
     const char *name, *text;
 };
 
-/* A picture of a chat: base64, of which nothing is checked. It points into the tree. */
+/* A picture of a chat: base64, or an http(s) address, of which nothing is checked. It points into
+ * the tree. */
 struct oai_picture {
     const char *base64;
     size_t size;
+    bool remote;                    /* `base64` is an address */
     bool low;                       /* the client wants few details of it: "detail": "low" */
     const char *field;              /* the place in the body; in the arena */
     const struct picture *prepared; /* once it is decoded; the exchange's */

@@ -4,7 +4,7 @@
 #include <strings.h>
 
 #include "base/json.h"
-#include "server/oai/fields.h"
+#include "server/oai/rewrite.h"
 
 /* A type of parts with a picture and the place of its address or its bytes. */
 struct picture_part {
@@ -30,13 +30,20 @@ bool oai_is_picture(const struct oai_reader *r, const cJSON *part) {
     return r->rules && r->rules->info->pictures && find_picture_part(part);
 }
 
-/* Returns the base64 text behind the head of a `data:` address, or NULL with *error. */
+static bool is_remote(const char *address) {
+    return strncasecmp(address, "http:", 5) == 0 || strncasecmp(address, "https:", 6) == 0;
+}
+
+/* Returns the base64 text behind the head of a `data:` address, an http(s) address itself, or NULL
+ * with *error. */
 static const char *read_address(const struct oai_reader *r, const char *address,
                                 const char *field) {
     const char *comma = strchr(address, ',');
-    if (strncasecmp(address, "http:", 5) == 0 || strncasecmp(address, "https:", 6) == 0) {
+    if (is_remote(address)) {
+        if (r->rules->fetches) return address;
         oai_invalid(r, field,
-                    "keepd fetches no pictures: send the bytes, as data:image/png;base64,...");
+                    "this server fetches no pictures (--allow-image-urls): send the bytes, as "
+                    "data:image/png;base64,...");
         return NULL;
     }
     if (strncasecmp(address, "data:", 5) != 0 || !comma) {
@@ -86,16 +93,25 @@ static int find_source(const struct oai_reader *r, const cJSON *part, const char
     return cJSON_IsString(*found) ? 0 : oai_expected(r->error, field, "a string", *found);
 }
 
-/* Anthropic names the kind of its sources, of which one has bytes. */
-static int check_source(const struct oai_reader *r, const cJSON *part, const char *path) {
-    const cJSON *source = json_get(part, "source"), *type = json_get(source, "type");
+/* Anthropic names the kind of its sources: bytes, or an address. */
+static int check_source(const struct oai_reader *r, const cJSON *part, const char *path,
+                        const struct picture_part **kind) {
+    static const struct picture_part by_url = {"image", "source", "url", false};
+    const cJSON *source = json_get(part, "source");
     char field[OAI_PATH];
     oai_path(field, "%s.source.type", path);
-    if (!type || (cJSON_IsString(type) && strcmp(type->valuestring, "base64") == 0)) return 0;
-    return oai_invalid(r, field, "keepd fetches no pictures: expected 'base64'");
+    if (!json_get(source, "type") || oai_has_type(source, "base64")) return 0;
+    if (!r->rules->fetches)
+        return oai_invalid(r, field,
+                           "this server fetches no pictures (--allow-image-urls): expected "
+                           "'base64'");
+    if (!oai_has_type(source, "url")) return oai_invalid(r, field, "expected 'base64' or 'url'");
+    *kind = &by_url;
+    return 0;
 }
 
-static int store_picture(struct oai_reader *r, const char *base64, bool low, const char *field) {
+static int store_picture(struct oai_reader *r, const char *base64, bool remote, bool low,
+                         const char *field) {
     if (r->out->picture_count == OAI_PICTURES_MAX)
         return oai_invalid(r, field, "a request may have at most %d pictures", OAI_PICTURES_MAX);
     if (!r->out->pictures)
@@ -103,13 +119,13 @@ static int store_picture(struct oai_reader *r, const char *base64, bool low, con
     const char *name = arena_strndup(r->arena, field, strlen(field));
     if (!r->out->pictures || !name) return oai_no_memory(r);
     r->out->pictures[r->out->picture_count++] =
-        (struct oai_picture){.base64 = base64, .size = strlen(base64), .low = low, .field = name};
+        (struct oai_picture){base64, strlen(base64), remote, low, name, NULL};
     return 0;
 }
 
 int oai_add_base64(struct oai_reader *r, const cJSON *node, const char *path) {
     if (!cJSON_IsString(node)) return oai_expected(r->error, path, "a string", node);
-    return store_picture(r, node->valuestring, false, path);
+    return store_picture(r, node->valuestring, false, false, path);
 }
 
 int oai_add_picture(struct oai_reader *r, const cJSON *part, const char *path) {
@@ -117,7 +133,7 @@ int oai_add_picture(struct oai_reader *r, const cJSON *part, const char *path) {
     const cJSON *source;
     char field[OAI_PATH];
     bool low = false;
-    if (kind->bare && check_source(r, part, path)) return -1;
+    if (kind->bare && check_source(r, part, path, &kind)) return -1;
     if (find_source(r, part, path, kind, field, &source)) return -1;
     const char *base64 =
         kind->bare ? source->valuestring : read_address(r, source->valuestring, field);
@@ -127,5 +143,5 @@ int oai_add_picture(struct oai_reader *r, const cJSON *part, const char *path) {
         oai_path(outer, "%s.%s", path, kind->outer);
         if (read_detail(r, json_get(part, kind->outer), outer, &low)) return -1;
     }
-    return store_picture(r, base64, low, field);
+    return store_picture(r, base64, !kind->bare && is_remote(base64), low, field);
 }

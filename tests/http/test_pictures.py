@@ -1,15 +1,20 @@
 """Pictures in requests. The fake's template writes of each picture what the server made of it, so that answers show it."""
 import base64
 import concurrent.futures
+import contextlib
+import http.server
 import pathlib
 import re
 import struct
+import subprocess
+import threading
 import zlib
 
 import pytest
 
-from conftest import FAKE, Daemon
+from conftest import FAKE, Daemon, find_built
 
+MODEL = pathlib.Path(__file__).resolve().parents[2] / "bundled/keepd-nano"
 CORPUS = pathlib.Path(__file__).resolve().parents[1] / "fuzz/corpus/picture"
 WHOLE = "messages[0].content[0].image_url.url"
 NOISE = bytes((i * 7 + i // 3) & 255 for i in range(4096))
@@ -129,8 +134,8 @@ def test_refused_pictures_of_other_forms(seeing, path, field, body):
 
 
 @pytest.mark.parametrize("field,why,message", [
-    (WHOLE, "fetches no pictures", user(part("https://example.com/a.png"))),
-    (WHOLE, "fetches no pictures", user(part("HTTP://127.0.0.1/a.png"))),
+    (WHOLE, "--allow-image-urls", user(part("https://example.com/a.png"))),
+    (WHOLE, "--allow-image-urls", user(part("HTTP://127.0.0.1/a.png"))),
     (WHOLE, "expected data:", user(part("file:///etc/passwd"))),
     (WHOLE, "expected data:", user(part(""))),
     (WHOLE, "in base64", user(part("data:image/png,abc"))),
@@ -201,6 +206,87 @@ def test_the_server_says_that_it_sees(seeing, shared):
         assert ("vision" in daemon.post("/api/show", {"model": "tiny"}).json()["capabilities"]) == sees
         assert daemon.get("/props").json()["modalities"]["vision"] == sees
         assert daemon.get("/server_info").json()["sees_pictures"] == sees
+
+
+# --- addresses ---
+
+ASKED = []  # paths that the other server was asked for
+
+
+class Other(http.server.BaseHTTPRequestHandler):
+    """A server of pictures, which leads on, is too large, or says no."""
+
+    def do_GET(self):
+        ASKED.append(self.path)
+        name, _, rest = self.path[1:].partition("/")
+        self.send_response({"to": 302, "round": 301, "none": 404}.get(name, 200))
+        if name in ("to", "round"):
+            self.send_header("Location", rest if name == "to" else self.path)
+        data = {"picture.png": png(40, 20), "text": b"hello", "large": bytes((20 << 20) + 1), "empty": b""}.get(name, b"")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            self.wfile.write(data)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture(scope="module")
+def others():
+    """Ports of two such servers."""
+    servers = [http.server.ThreadingHTTPServer(("127.0.0.1", 0), Other) for _ in range(2)]
+    for server in servers:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield [server.server_port for server in servers]
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture(scope="module")
+def fetching(others):
+    """A server that may fetch from one of them by its address, and from a name that leads to the second."""
+    if not FAKE:
+        pytest.skip("leans on the fake engine's answers")
+    hosts = (f"127.0.0.1:{others[0]}", f"localhost:{others[1]}", "*.example.com")
+    daemon = Daemon(*[arg for host in hosts for arg in ("--allow-image-urls", host)],
+                    env={"KEEPD_FAKE_PICTURES": "1", "http_proxy": "http://127.0.0.1:1", "https_proxy": "http://127.0.0.1:1"})
+    yield daemon
+    assert daemon.stop() == 0
+
+
+def test_pictures_of_addresses(fetching, others):
+    here = f"http://127.0.0.1:{others[0]}"
+    expected = seen(fetching, part(png(40, 20)), max_tokens=100)
+    for address in (f"{here}/picture.png", f"{here}/to//picture.png", f"{here}/to/{here}/to//picture.png"):
+        assert seen(fetching, part(address), max_tokens=100) == expected
+    assert seen(fetching, {"type": "input_image", "image_url": f"{here}/picture.png"}, max_tokens=100) == expected
+    block = {"type": "image", "source": {"type": "url", "url": f"{here}/picture.png"}}
+    r = fetching.post("/v1/messages", {"model": "tiny", "max_tokens": 100, "temperature": 0, "messages": user(block)})
+    assert r.status_code == 200 and r.json()["content"][0]["text"] == expected, r.text
+
+
+@pytest.mark.parametrize("url,why", [
+    ("http://127.0.0.1:{port}/none", "status 404"), ("http://127.0.0.1:{port}/text", "this is no picture"),
+    ("http://127.0.0.1:{port}/large", "more than 20971520 bytes"), ("http://127.0.0.1:{port}/empty", "this is no picture"),
+    ("http://127.0.0.1:{port}/round", "more than 3 times"),
+    ("http://localhost:{second}/picture.png", "no public address"), ("http://127.0.0.1:{port}/to/http://localhost:{second}/picture.png", "no public address"),
+    ("http://127.0.0.1:{port}/to/http://127.0.0.2:{port}/picture.png", "--allow-image-urls"), ("http://127.0.0.1/picture.png", "--allow-image-urls"),
+    ("http://127.0.0.1:{port}/to/file:///etc/passwd", "no http or https"), ("http://a:b@127.0.0.1:{port}/picture.png", "no http or https"),
+    ("http://[::1]:{port}/picture.png", "--allow-image-urls"), ("https://example.com/picture.png", "--allow-image-urls"),
+    ("http://a.example.com:81/picture.png", "--allow-image-urls"), ("https://a.example.com.evil/picture.png", "--allow-image-urls"), ("http://", "no http or https")])
+def test_refused_addresses(fetching, others, url, why):
+    ASKED.clear()
+    r = fetching.chat(messages=user(part(url.replace("{port}", str(others[0])).replace("{second}", str(others[1])))), max_tokens=5)
+    assert r.status_code == 400 and r.json()["error"]["param"] == WHOLE and why in r.json()["error"]["message"], r.text
+    assert len(ASKED) == (4 if "round" in url else url.startswith("http://127.0.0.1:{")), ASKED
+
+
+def test_a_start_refuses_what_is_no_host():
+    for host in ("http://example.com", "a:0", "a:70000", "*", "*.", "", "[::1", "a b"):
+        run = subprocess.run([find_built("server/keepd-fake"), "--model", str(MODEL), "--port", "0", "--allow-image-urls", host], capture_output=True, text=True, timeout=60)
+        assert run.returncode == 78 and "allow-image-urls" in run.stderr, (host, run.stderr)
 
 
 def test_bombs_are_refused_by_their_headers(seeing):
