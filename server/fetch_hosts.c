@@ -1,4 +1,4 @@
-/* Which hosts and addresses pictures are fetched from. */
+/* The hosts and the addresses that pictures are fetched from. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <stdio.h>
