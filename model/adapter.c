@@ -398,6 +398,7 @@ static int open_adapter_files(struct adapter_reader *r, const char *path, struct
     if (n < 0 || (size_t)n >= sizeof file)
         return fault_set(r->fault, ERR_INVALID, name, "the path is too long");
     rc = weights_copy(file, false, most, out, r->fault);
+    if (!rc) rc = weights_take_text_behind(*out, "base_model.model.", r->fault);
     return rc != ERR_NOTFOUND
                ? rc
                : fault_set(r->fault, rc, name,

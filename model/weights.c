@@ -233,6 +233,18 @@ int weights_take_text(struct weights *w, struct fault *fault) {
     return !rc && is_headless(w) ? name_whole(w, fault) : rc;
 }
 
+int weights_take_text_behind(struct weights *w, const char *front, struct fault *fault) {
+    const size_t size = strlen(front);
+    for (size_t i = 0; i < w->count; i++) {
+        const char *name = w->tensors[i].name;
+        if (strncmp(name, front, size) != 0) continue;
+        char *at = (char *)(uintptr_t)text_name(name + size) - size;
+        memcpy(at, front, size);
+        w->tensors[i].name = at;
+    }
+    return sort_unique(w, fault);
+}
+
 /* ---- Dense modules ---- */
 
 static int name_dense(struct shard *shard, int index, struct fault *fault) {

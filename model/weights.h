@@ -71,6 +71,8 @@ int weights_join(struct weights *weights, const struct packing *how, struct faul
 /* Gives the tensors of a directory's language model the names that they have in a model without
  * other parts; tensors of the other parts keep theirs. */
 int weights_take_text(struct weights *weights, struct fault *fault);
+/* The same for names behind `front`, as adapters have them; others stay. */
+int weights_take_text_behind(struct weights *weights, const char *front, struct fault *fault);
 /* Adds the tensors of a Dense module, model.safetensors in that folder of the directory, by names
  * that begin with "dense.INDEX."; nothing where the table has them, as in directories that keepd
  * saved. Called before weights_join. */

@@ -5,6 +5,7 @@ import concurrent.futures as futures
 import json
 import os
 import pathlib
+import shutil
 import struct
 import subprocess
 import sys
@@ -20,6 +21,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARY = os.path.abspath(os.environ.get("KEEPD_BIN", ROOT / "build" / "keepd"))
 sys.path.insert(0, str(ROOT / "tests/python"))
 np = pytest.importorskip("numpy")
+from reference_model import load_tensors  # noqa: E402
+from safetensors.numpy import save_file  # noqa: E402
 from vision_model import EDGE, SeeingReference, write_mmproj, write_model, write_text_gguf  # noqa: E402
 
 FLAGS = ("--kv-dtype", "f32", "--cpu-activations", "f32")
@@ -231,6 +234,29 @@ def test_tokens_have_places_in_pictures(daemon, model):
     assert marks == [part["at"] + i for shown in r["pictures"] for part in shown["parts"] for i in range(part["count"])]
     r = requests.post(d.url + "/tokenize", json={"messages": [{"role": "user", "content": "a"}]}, timeout=60).json()
     assert "pictures" not in r
+
+
+def test_an_adapter_beside_a_picture(daemon, model, tmp_path):
+    """As the model into which it is merged, by the names of the whole model's tensors; the encoder's work is shared."""
+    from lora import make
+    tensors = load_tensors(model / "model.safetensors")
+    text = {name.replace("text_model.", ""): t for name, t in tensors.items() if "text_model.layers." in name}
+    changes = make(tmp_path / "a", 1, size=0.3, model=text)
+    file = tmp_path / "a/adapter_model.safetensors"
+    save_file({name.replace("model.model.layers.", "model.model.text_model.layers."): t for name, t in load_tensors(file).items()}, file)
+    merged = shutil.copytree(model, tmp_path / "merged")
+    changed = {name.replace("model.layers.", "model.text_model.layers."): change for name, change in changes.items()}
+    save_file({name: (t + changed.get(name, 0)).astype(np.float32) for name, t in tensors.items()}, merged / "model.safetensors")
+    d, whole = daemon("--model", str(model), "--lora", f"a={tmp_path / 'a'}", *FLAGS), daemon("--model", str(merged), *FLAGS)
+    messages = ask(picture(1), picture(3))
+    plain, adapted, expected = answer_of(d, messages), answer_of(d, messages, model="a"), answer_of(whole, messages)
+    assert tiles(d) == 6
+
+    def scores(answer):
+        return [token["logprob"] for token in answer["choices"][0]["logprobs"]["content"]]
+
+    assert np.abs(np.subtract(scores(adapted), scores(expected))).max() < 1e-4
+    assert np.abs(np.subtract(scores(plain), scores(adapted))).max() > 1e-3
 
 
 def test_evictions_of_pictures(daemon, model, reference):
