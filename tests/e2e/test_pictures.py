@@ -243,7 +243,7 @@ def test_an_adapter_beside_a_picture(daemon, model, tmp_path):
     text = {name.replace("text_model.", ""): t for name, t in tensors.items() if "text_model.layers." in name}
     changes = make(tmp_path / "a", 1, size=0.3, model=text)
     file = tmp_path / "a/adapter_model.safetensors"
-    save_file({name.replace("model.model.layers.", "model.model.text_model.layers."): t for name, t in load_tensors(file).items()}, file)
+    save_file({name.replace("model.model.layers.", "model.model.text_model.layers."): t.astype(np.float32) for name, t in load_tensors(file).items()}, file)
     merged = shutil.copytree(model, tmp_path / "merged")
     changed = {name.replace("model.layers.", "model.text_model.layers."): change for name, change in changes.items()}
     save_file({name: (t + changed.get(name, 0)).astype(np.float32) for name, t in tensors.items()}, merged / "model.safetensors")
