@@ -129,6 +129,8 @@ int picture_marks_before(enum picture_kind kind);
 
 struct picture *picture_hold(struct picture *picture); /* returns its argument */
 void picture_drop(struct picture *picture);            /* NULL allowed */
+/* Returns the bytes of all prepared pictures' tiles, at most PICTURE_MEMORY_MAX. */
+int64_t picture_bytes_held(void);
 
 /* Rows of a prompt whose embeddings come from a tile: `count` rows from row `at`. */
 struct picture_rows {

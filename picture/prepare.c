@@ -251,6 +251,10 @@ int picture_prepare(const struct picture_rgb *rgb, const struct picture_form *fo
 
 /* --- counts --- */
 
+int64_t picture_bytes_held(void) {
+    return atomic_load(&prepared_bytes);
+}
+
 struct picture *picture_hold(struct picture *picture) {
     __atomic_fetch_add(&picture->counts, 1, __ATOMIC_RELAXED);
     return picture;

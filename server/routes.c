@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "picture/picture.h"
 #include "server/loop.h"
 #include "server/oai/openapi.h"
 #include "server/oai/stored.h"
@@ -114,6 +115,7 @@ static void get_metrics(struct exchange *ex) {
                                 .queue_tokens = server->ledger.stock[LEDGER_TOKENS].held,
                                 .connections = server->conn_count,
                                 .connections_total = server->conn_total,
+                                .picture_bytes = picture_bytes_held(),
                                 .start_seconds = server->start_seconds,
                                 .resident_bytes = resident_bytes()};
     if (models && statuses) {

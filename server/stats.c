@@ -444,6 +444,9 @@ static void write_state_counts(struct writer *w, const struct engine_status *s) 
 static void write_process(struct writer *w, const struct stats_input *input) {
     write_single(w, "keepd_queue_tokens", "gauge", "Prompt tokens of waiting requests, reserved.",
                  (double)input->queue_tokens);
+    write_single(w, "keepd_picture_bytes", "gauge",
+                 "Decoded pictures of requests that wait or run, ready to be encoded.",
+                 (double)input->picture_bytes);
     write_single(w, "keepd_connections", "gauge", "Open client connections.", input->connections);
     write_single(w, "keepd_connections_accepted_total", "counter", "Client connections accepted.",
                  (double)input->connections_total);

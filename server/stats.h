@@ -87,6 +87,7 @@ struct stats_input {
     const struct keys *keys;  /* the settings and counts of those with names; NULL = none */
     struct otlp_counts spans;
     int64_t queue_tokens;
+    int64_t picture_bytes;
     int connections;
     uint64_t connections_total;
     int64_t start_seconds;  /* unix */

@@ -325,6 +325,11 @@ def test_too_many_pictures(seeing):
     assert r.status_code == 400 and r.json()["error"]["code"] == "context_length_exceeded"
 
 
+def test_the_memory_of_pictures_is_counted(seeing):
+    assert seeing.chat(messages=user(part(png(40, 40))), max_tokens=5).status_code == 200
+    seeing.wait("the end", lambda: seeing.metrics()["keepd_picture_bytes",] == 0)
+
+
 def test_a_client_sets_no_places(seeing):
     """The member that says where pictures stand is the server's own."""
     message = {**user("a")[0], "picture_ends": [1, 0, 7]}
