@@ -239,7 +239,7 @@ int weights_take_text_behind(struct weights *w, const char *front, struct fault 
         const char *name = w->tensors[i].name;
         if (strncmp(name, front, size) != 0) continue;
         char *at = (char *)(uintptr_t)text_name(name + size) - size;
-        memcpy(at, front, size);
+        for (size_t k = 0; k < size; k++) at[k] = front[k];
         w->tensors[i].name = at;
     }
     return sort_unique(w, fault);
