@@ -59,6 +59,7 @@ void exchange_gone(struct exchange *ex) {
     if (ex->state != EXCHANGE_BACKGROUND) {
         if (!exchange_is_gone(ex))
             exchange_set_state(ex, running ? EXCHANGE_CANCELLED : EXCHANGE_OVER);
+        atomic_store_explicit(&ex->left, true, memory_order_relaxed);
         exchange_cancel(ex);
     }
     exchange_resume(ex);

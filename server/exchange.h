@@ -12,6 +12,7 @@
 #define KEEPD_SERVER_EXCHANGE_H
 
 #include <microhttpd.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -175,7 +176,8 @@ struct exchange {
     size_t values;             /* upper bound for the JSON values of the body */
     struct answer answer;
     uv_work_t work;
-    struct exchange *work_next; /* in works_waiting, loads_waiting or its model's `waiting` */
+    struct exchange *work_next; /* in a queue of works, loads_waiting or its model's `waiting` */
+    atomic_bool left; /* set by the loop: nobody waits for the answer, so the worker may give up */
     /* written by the libuv worker */
     cJSON *tree;
     struct arena arena;
@@ -186,8 +188,9 @@ struct exchange {
     struct engine_adapter adapter; /* number 0: none */
     char adapter_name[ENGINE_ADAPTER_NAME];
     bool again; /* other languages are being compiled, or the work is large: queue it once more */
-    /* The body is large, or it has pictures: see works.c. Final when `again` is false. */
-    bool large;
+    /* The body is large, or it has pictures; some of them are fetched: see works.c. Final when
+     * `again` is false. */
+    bool large, fetches;
     struct oai_error error;
     int64_t retry_ns;         /* until a refused request may be sent again; 0: estimated */
     enum stats_reject reject; /* reason of a 429 or 503; OTHER unless set before it */
@@ -296,18 +299,24 @@ void background_cancel(struct exchange *exchange);
 
 /* works.c: the order in which bodies are prepared. Of the WORKERS threads of libuv, moves take at
  * most MOVES_AT_ONCE, models that are loaded or unloaded MODELS_AT_ONCE, large bodies at most
- * LARGE_AT_ONCE, and loads of adapters one; small bodies may use all others. So a small request
- * never waits for large ones, however many there are. The next large body is one of a client that
- * has none at work, if there is one. A body with pictures is large, because a small file may have
- * many pixels. */
+ * LARGE_AT_ONCE, as many that fetch pictures, and loads of adapters one; small bodies may use all
+ * others. So a small request never waits for large ones, however many there are, and no other
+ * request waits for hosts of pictures. The next large body is one of a client that has none at
+ * work, if there is one. A body with pictures is large, because a small file may have many pixels.
+ */
 enum {
     MOVES_AT_ONCE = 2,
     LARGE_AT_ONCE = 2,
     WORKS_AT_ONCE = 4,
     MODELS_AT_ONCE = 1,
-    WORKERS = MOVES_AT_ONCE + WORKS_AT_ONCE + MODELS_AT_ONCE
+    WORKERS = MOVES_AT_ONCE + WORKS_AT_ONCE + LARGE_AT_ONCE + MODELS_AT_ONCE
 };
 #define WORK_LARGE_BYTES ((size_t)64 << 10) /* a body with more is large */
+/* Large bodies, or those that fetch pictures. */
+struct work_queue {
+    struct exchange *waiting;                /* for a thread; a list by work_next */
+    struct exchange *at_work[LARGE_AT_ONCE]; /* on a thread; NULL: free */
+};
 /* Starts the threads. The server is ready only if they can run. */
 int works_open(struct server *server, struct fault *fault);
 void works_add(struct exchange *exchange); /* exchange_prepared follows, always later */

@@ -21,6 +21,7 @@ struct fetching {
     struct buf body;
     int64_t until;  /* clock_ns */
     bool forbidden; /* the host has an address that is not public */
+    const atomic_bool *left;
     struct fault *fault;
 };
 
@@ -53,6 +54,14 @@ static size_t on_picture_bytes(char *data, size_t each, size_t count, void *arg)
     return f->body.failed ? 0 : each * count;
 }
 
+/* Not 0: the transfer ends. */
+static int on_picture_progress(void *arg, curl_off_t total, curl_off_t now, curl_off_t sent_total,
+                               curl_off_t sent) {
+    const struct fetching *f = arg;
+    (void)total, (void)now, (void)sent_total, (void)sent;
+    return atomic_load_explicit(f->left, memory_order_relaxed);
+}
+
 static curl_socket_t open_public_socket(void *arg, curlsocktype purpose,
                                         struct curl_sockaddr *address) {
     struct fetching *f = arg;
@@ -81,8 +90,10 @@ static int check_picture_url(const struct fetching *f, const char *text) {
     const bool secure = scheme && strcmp(scheme, "https") == 0;
     const int number = port ? atoi(port) : 0;
     int rc = 0;
-    if (!read || !host || !port || user || (!secure && strcmp(scheme, "http") != 0))
+    if (!read || !host || !port || (!secure && strcmp(scheme, "http") != 0))
         rc = fault_set(f->fault, ERR_INVALID, NULL, "this is no http or https address");
+    else if (user)
+        rc = fault_set(f->fault, ERR_INVALID, NULL, "no address with a user's name is fetched");
     else if (!fetch_lists(f->fetch->hosts, host, number, number == (secure ? 443 : 80)))
         rc = fault_set(f->fault, ERR_INVALID, NULL,
                        "no pictures are fetched from %.100s:%d: --allow-image-urls names the hosts",
@@ -112,13 +123,16 @@ static void set_picture_options(struct fetching *f, const char *url, long ms) {
     curl->easy_setopt(easy, CURLOPT_USERAGENT, "keepd/" KEEPD_VERSION);
     curl->easy_setopt(easy, CURLOPT_WRITEFUNCTION, on_picture_bytes);
     curl->easy_setopt(easy, CURLOPT_WRITEDATA, f);
+    curl->easy_setopt(easy, CURLOPT_NOPROGRESS, 0L);
+    curl->easy_setopt(easy, CURLOPT_XFERINFOFUNCTION, on_picture_progress);
+    curl->easy_setopt(easy, CURLOPT_XFERINFODATA, f);
     curl->easy_setopt(easy, CURLOPT_OPENSOCKETFUNCTION, open_public_socket);
     curl->easy_setopt(easy, CURLOPT_OPENSOCKETDATA, f);
 }
 
 static int explain_transfer(const struct fetching *f, CURLcode code, long status) {
     struct fault *fault = f->fault;
-    if (f->forbidden)
+    if (f->forbidden && code != CURLE_OK)
         return fault_set(fault, ERR_INVALID, NULL, "the picture's host has no public address");
     if (f->body.failed && f->body.full)
         return fault_set(fault, ERR_LIMIT, NULL, "the picture's file has more than %zu bytes",
@@ -169,16 +183,18 @@ static int follow_address(struct fetching *f, const char *url) {
     return rc;
 }
 
-int fetch_read(const struct fetch *fetch, const char *url, size_t limit, int64_t deadline,
+int fetch_read(const struct fetch *fetch, const char *url, const struct fetch_limits *limits,
                uint8_t **bytes, size_t *size, struct fault *fault) {
     const int64_t most = clock_ns() + (int64_t)FETCH_MS * 1000000;
-    struct fetching f = {
-        .fetch = fetch, .until = deadline < most ? deadline : most, .fault = fault};
+    struct fetching f = {.fetch = fetch,
+                         .until = limits->deadline < most ? limits->deadline : most,
+                         .left = limits->left,
+                         .fault = fault};
     *bytes = NULL;
     *size = 0;
     f.easy = fetch->curl.easy_init();
     if (!f.easy) return fault_set(fault, ERR_NOMEM, NULL, "not enough memory for the picture");
-    buf_open(&f.body, limit);
+    buf_open(&f.body, limits->bytes);
     int rc = follow_address(&f, url);
     fetch->curl.easy_cleanup(f.easy);
     if (rc) {

@@ -10,6 +10,7 @@
 #ifndef KEEPD_SERVER_FETCH_H
 #define KEEPD_SERVER_FETCH_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -29,10 +30,17 @@ struct fetch;
 int fetch_open(const struct server_list *hosts, struct fetch **out, struct fault *fault);
 void fetch_close(struct fetch *fetch); /* NULL allowed */
 
-/* Reads the body of an address of at most `limit` bytes into *bytes (mem_free). `deadline`: of
- * clock_ns. Errors have no field: ERR_INVALID (an address or host that is not permitted), ERR_LIMIT
- * (too large, too slow, too many redirects), ERR_IO (not fetched), ERR_NOMEM. */
-int fetch_read(const struct fetch *fetch, const char *url, size_t limit, int64_t deadline,
+struct fetch_limits {
+    size_t bytes;
+    int64_t deadline;        /* of clock_ns */
+    const atomic_bool *left; /* nobody waits for the body any longer */
+};
+
+/* Reads the body of an address into *bytes (mem_free). Errors have no field: ERR_INVALID (an
+ * address or host that is not permitted, or one that does not answer with 200), ERR_LIMIT (too
+ * large, too slow, too many redirects), ERR_NOMEM. Ends within about a second once `left` is true.
+ */
+int fetch_read(const struct fetch *fetch, const char *url, const struct fetch_limits *limits,
                uint8_t **bytes, size_t *size, struct fault *fault);
 
 /* Returns whether anybody on the Internet may have this address (fetch_hosts.c). */

@@ -16,9 +16,9 @@ void fetch_close(struct fetch *fetch) {
     (void)fetch;
 }
 
-int fetch_read(const struct fetch *fetch, const char *url, size_t limit, int64_t deadline,
+int fetch_read(const struct fetch *fetch, const char *url, const struct fetch_limits *limits,
                uint8_t **bytes, size_t *size, struct fault *fault) {
-    (void)fetch, (void)url, (void)limit, (void)deadline, (void)bytes, (void)size, (void)fault;
+    (void)fetch, (void)url, (void)limits, (void)bytes, (void)size, (void)fault;
     CHECK(!"a start with allow-image-urls was refused");
     return ERR_UNSUPPORTED;
 }

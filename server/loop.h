@@ -55,10 +55,9 @@ struct server {
     struct exchange *jobs;     /* exchanges with jobs in the engine */
     int exchanges, works;      /* exchanges that exist; of these, read by worker threads */
     int accepted; /* `works` that have a place in the queue, and requests that wait for a model */
-    struct exchange *moves_waiting; /* `works` of move.c that wait for a thread */
-    int moves_working;              /* moves that have a thread */
-    struct exchange *works_waiting; /* `works` with large bodies that wait for a thread */
-    struct exchange *works_large[LARGE_AT_ONCE]; /* and those on a thread; NULL: free */
+    struct exchange *moves_waiting;                /* `works` of move.c that wait for a thread */
+    int moves_working;                             /* moves that have a thread */
+    struct work_queue works_large, works_fetching; /* of `works` */
     struct exchange *loads_waiting; /* `works` that load an adapter, until none is at work */
     bool load_works;
     uv_work_t works_first; /* starts the threads */

@@ -2,6 +2,7 @@
  * prepare.c does, and waits there for the processes that decode (picture/decoder.h). */
 #include <ctype.h>
 #include <nettle/base64.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -54,18 +55,20 @@ static int decode_base64(const struct oai_picture *from, uint8_t **bytes, size_t
     return fault_set(fault, ERR_MALFORMED, NULL, "the bytes of the picture are not in base64");
 }
 
-static int read_picture(const struct server *server, const struct oai_picture *from,
-                        const struct picture_form *form, int64_t deadline, struct picture **out,
-                        struct fault *fault) {
+static int read_picture(const struct exchange *ex, const struct oai_picture *from, int64_t deadline,
+                        struct picture **out, struct fault *fault) {
+    const struct fetch_limits limits = {PICTURE_FILE_MAX, deadline, &ex->left};
     struct picture_rgb rgb = {0};
     uint8_t *bytes;
     size_t size = 0;
-    int rc = from->remote ? fetch_read(server->fetch, from->base64, PICTURE_FILE_MAX, deadline,
-                                       &bytes, &size, fault)
-                          : decode_base64(from, &bytes, &size, fault);
+    if (atomic_load_explicit(&ex->left, memory_order_relaxed))
+        return fault_set(fault, ERR_STOPPED, NULL, "nobody waits for the picture");
+    int rc = from->remote
+                 ? fetch_read(ex->server->fetch, from->base64, &limits, &bytes, &size, fault)
+                 : decode_base64(from, &bytes, &size, fault);
     if (!rc) rc = picture_read(bytes, size, deadline, &rgb, fault);
     mem_free(bytes);
-    if (!rc) rc = picture_prepare(&rgb, form, from->low, out, fault);
+    if (!rc) rc = picture_prepare(&rgb, ex->model->rules.info->pictures, from->low, out, fault);
     mem_free(rgb.pixels);
     return rc;
 }
@@ -91,7 +94,6 @@ static int check_picture_tokens(struct exchange *ex, int64_t tokens) {
 
 int prepare_pictures(struct exchange *ex) {
     const struct oai_request *request = &ex->request;
-    const struct picture_form *form = ex->model->rules.info->pictures;
     const int64_t deadline = clock_ns() + (int64_t)PICTURES_DECODE_MS * 1000000;
     int64_t tokens = 0;
     if (!request->picture_count || ex->pictures) return 0;
@@ -106,8 +108,7 @@ int prepare_pictures(struct exchange *ex) {
     }
     for (int i = 0; i < request->picture_count; i++) {
         struct fault fault = {0};
-        if (read_picture(ex->server, &request->pictures[i], form, deadline, &ex->pictures[i],
-                         &fault))
+        if (read_picture(ex, &request->pictures[i], deadline, &ex->pictures[i], &fault))
             return refuse_picture(ex, &request->pictures[i], &fault);
         request->pictures[i].prepared = ex->pictures[i];
         ex->picture_count++;

@@ -465,12 +465,19 @@ static int run_engine_work(struct exchange *ex) {
     return request->kind->work(ex->model->engine, request, &ex->error);
 }
 
+/* Queues the request anew where its pictures turn out to need another queue. ERR_BUSY: so it is. */
+static int change_queue(struct exchange *ex) {
+    bool fetches = false;
+    for (int i = 0; i < ex->request.picture_count; i++) fetches |= ex->request.pictures[i].remote;
+    if (fetches == ex->fetches && (ex->large || !ex->request.picture_count)) return 0;
+    ex->fetches = fetches;
+    ex->large = ex->again = true;
+    return ERR_BUSY;
+}
+
 static int make_result(struct exchange *ex) {
     struct engine_ids ids;
-    if (ex->request.picture_count && !ex->large) {
-        ex->large = ex->again = true;
-        return ERR_BUSY;
-    }
+    if (change_queue(ex)) return ERR_BUSY;
     if (ex->request.kind->form) {
         int rc = open_constraint(ex);
         return rc ? rc : make_jobs(ex);

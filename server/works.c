@@ -72,15 +72,21 @@ static bool is_load(const struct exchange *ex) {
     return ex->request.kind == &oai_load_adapter;
 }
 
-static bool has_large_place(const struct exchange *ex) {
+/* Returns the queue of a body; NULL: small ones have none. */
+static struct work_queue *find_work_queue(struct exchange *ex) {
+    if (ex->fetches) return &ex->server->works_fetching;
+    return ex->large ? &ex->server->works_large : NULL;
+}
+
+static bool has_work_place(const struct work_queue *queue, const struct exchange *ex) {
     for (int i = 0; i < LARGE_AT_ONCE; i++)
-        if (ex->server->works_large[i] == ex) return true;
+        if (queue->at_work[i] == ex) return true;
     return false;
 }
 
-static bool client_works(const struct exchange *ex) {
+static bool client_works(const struct work_queue *queue, const struct exchange *ex) {
     for (int i = 0; i < LARGE_AT_ONCE; i++) {
-        const struct exchange *other = ex->server->works_large[i];
+        const struct exchange *other = queue->at_work[i];
         if (other && memcmp(other->client.id, ex->client.id, sizeof ex->client.id) == 0)
             return true;
     }
@@ -89,24 +95,30 @@ static bool client_works(const struct exchange *ex) {
 
 /* Removes the next body: of those whose clients have no body at work, or else of all, the one that
  * has waited longest. */
-static struct exchange *remove_next_waiting(struct server *server) {
-    struct exchange **link = &server->works_waiting;
-    while (*link && client_works(*link)) link = &(*link)->work_next;
-    if (!*link) link = &server->works_waiting;
+static struct exchange *remove_next_waiting(struct work_queue *queue) {
+    struct exchange **link = &queue->waiting;
+    while (*link && client_works(queue, *link)) link = &(*link)->work_next;
+    if (!*link) link = &queue->waiting;
     struct exchange *ex = *link;
     if (ex) *link = ex->work_next;
     return ex;
 }
 
-/* Starts the next large body if a place is free. */
-static void start_large(struct server *server) {
+/* Starts the queue's next bodies if places are free. */
+static void start_queued(struct work_queue *queue) {
     for (int i = 0; i < LARGE_AT_ONCE; i++) {
-        if (server->works_large[i]) continue;
-        struct exchange *ex = remove_next_waiting(server);
+        if (queue->at_work[i]) continue;
+        struct exchange *ex = remove_next_waiting(queue);
         if (!ex) return;
-        server->works_large[i] = ex;
+        queue->at_work[i] = ex;
         works_run(ex);
     }
+}
+
+static void leave_place(struct work_queue *queue, const struct exchange *ex) {
+    for (int i = 0; i < LARGE_AT_ONCE; i++)
+        if (queue->at_work[i] == ex) queue->at_work[i] = NULL;
+    start_queued(queue);
 }
 
 /* Starts the next load of an adapter if none is at work. It takes until the next step of every
@@ -131,17 +143,19 @@ void works_add(struct exchange *ex) {
         return;
     }
     if (ex->body.size > WORK_LARGE_BYTES) ex->large = true;
-    if (!ex->large || has_large_place(ex)) {
+    struct work_queue *queue = find_work_queue(ex);
+    if (!queue || has_work_place(queue, ex)) {
         works_run(ex);
         return;
     }
-    append_work(&ex->server->works_waiting, ex);
-    start_large(ex->server);
+    append_work(&queue->waiting, ex);
+    start_queued(queue);
 }
 
 static void after_prepare(uv_work_t *work, int status) {
     struct exchange *ex = work->data;
     if (ex->again && !status && !exchange_is_gone(ex)) {
+        if (ex->fetches) leave_place(&ex->server->works_large, ex);
         works_add(ex);
         return;
     }
@@ -150,10 +164,9 @@ static void after_prepare(uv_work_t *work, int status) {
     if (is_load(ex)) {
         ex->server->load_works = false;
         start_load(ex->server);
-    } else if (has_large_place(ex)) {
-        for (int i = 0; i < LARGE_AT_ONCE; i++)
-            if (ex->server->works_large[i] == ex) ex->server->works_large[i] = NULL;
-        start_large(ex->server);
+    } else {
+        leave_place(&ex->server->works_large, ex);
+        leave_place(&ex->server->works_fetching, ex);
     }
     exchange_prepared(ex);
 }

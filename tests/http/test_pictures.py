@@ -3,11 +3,14 @@ import base64
 import concurrent.futures
 import contextlib
 import http.server
+import json
 import pathlib
 import re
+import signal
 import struct
 import subprocess
 import threading
+import time
 import zlib
 
 import pytest
@@ -214,11 +217,14 @@ ASKED = []  # paths that the other server was asked for
 
 
 class Other(http.server.BaseHTTPRequestHandler):
-    """A server of pictures, which leads on, is too large, or says no."""
+    """A server of pictures, which leads on, is too large, says nothing, or says no."""
 
     def do_GET(self):
         ASKED.append(self.path)
         name, _, rest = self.path[1:].partition("/")
+        if name == "silent":
+            time.sleep(30)
+            return
         self.send_response({"to": 302, "round": 301, "none": 404}.get(name, 200))
         if name in ("to", "round"):
             self.send_header("Location", rest if name == "to" else self.path)
@@ -273,7 +279,7 @@ def test_pictures_of_addresses(fetching, others):
     ("http://127.0.0.1:{port}/round", "more than 3 times"),
     ("http://localhost:{second}/picture.png", "no public address"), ("http://127.0.0.1:{port}/to/http://localhost:{second}/picture.png", "no public address"),
     ("http://127.0.0.1:{port}/to/http://127.0.0.2:{port}/picture.png", "--allow-image-urls"), ("http://127.0.0.1/picture.png", "--allow-image-urls"),
-    ("http://127.0.0.1:{port}/to/file:///etc/passwd", "no http or https"), ("http://a:b@127.0.0.1:{port}/picture.png", "no http or https"),
+    ("http://127.0.0.1:{port}/to/file:///etc/passwd", "no http or https"), ("http://a:b@127.0.0.1:{port}/picture.png", "a user's name"),
     ("http://[::1]:{port}/picture.png", "--allow-image-urls"), ("https://example.com/picture.png", "--allow-image-urls"),
     ("http://a.example.com:81/picture.png", "--allow-image-urls"), ("https://a.example.com.evil/picture.png", "--allow-image-urls"), ("http://", "no http or https")])
 def test_refused_addresses(fetching, others, url, why):
@@ -281,6 +287,44 @@ def test_refused_addresses(fetching, others, url, why):
     r = fetching.chat(messages=user(part(url.replace("{port}", str(others[0])).replace("{second}", str(others[1])))), max_tokens=5)
     assert r.status_code == 400 and r.json()["error"]["param"] == WHOLE and why in r.json()["error"]["message"], r.text
     assert len(ASKED) == (4 if "round" in url else url.startswith("http://127.0.0.1:{")), ASKED
+
+
+@contextlib.contextmanager
+def silence(daemon, port, count):
+    """So many requests whose pictures do not come. In the end their clients leave."""
+    ASKED.clear()
+    body = json.dumps({"messages": user(*[part(f"http://127.0.0.1:{port}/silent")] * 2)}).encode()
+    sockets = [daemon.socket() for _ in range(count)]
+    for s in sockets:
+        s.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    daemon.wait("hosts that are asked", lambda: len(ASKED) == min(count, 2))
+    yield
+    for s in sockets:
+        s.close()
+
+
+def test_hosts_that_say_nothing_hold_up_nobody(fetching, others):
+    with silence(fetching, others[0], 4):
+        begin = time.monotonic()
+        assert fetching.post("/tokenize", {"prompt": "word " * 20000}).status_code == 200
+        assert seen(fetching, part(png(40, 20)), max_tokens=100).startswith("[40x20")
+        assert time.monotonic() - begin < 4
+    begin = time.monotonic()  # pictures of clients that left are not waited for
+    assert seen(fetching, part(f"http://127.0.0.1:{others[0]}/picture.png"), max_tokens=100).startswith("[40x20")
+    assert time.monotonic() - begin < 4
+
+
+def test_a_stop_waits_for_no_host(others):
+    if not FAKE:
+        pytest.skip("leans on the fake engine's answers")
+    daemon = Daemon("--allow-image-urls", f"127.0.0.1:{others[0]}", env={"KEEPD_FAKE_PICTURES": "1"})
+    with silence(daemon, others[0], 1):
+        begin = time.monotonic()
+        daemon.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        daemon.process.send_signal(signal.SIGTERM)
+        daemon.process.wait(20)
+        assert time.monotonic() - begin < 6
 
 
 def test_a_start_refuses_what_is_no_host():
