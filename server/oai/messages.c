@@ -91,7 +91,7 @@ static int join_parts(struct oai_reader *r, const cJSON *parts, const cJSON *mes
                       const char *path, struct content *content) {
     const bool result = oai_has_role(message, "tool");
     const bool shows = result || oai_has_role(message, "user");
-    char field[OAI_PATH];
+    char field[OAI_PATH], type[OAI_PATH];
     const cJSON *part;
     int i = 0;
     cJSON_ArrayForEach(part, parts) {
@@ -100,6 +100,12 @@ static int join_parts(struct oai_reader *r, const cJSON *parts, const cJSON *mes
             if (add_picture_place(r, content, part, field)) return -1;
             continue;
         }
+        oai_path(type, "%s.type", field);
+        if (oai_is_picture(r, part))
+            return oai_refuse(r->error, 400, "unsupported_parameter", type,
+                              "Unsupported value for '%s': pictures are the user's or a tool's. "
+                              "Send this one in a message of the user.",
+                              type);
         const char *text = part_text(part, result, field, r->error);
         if (!text) return -1;
         if (content->after_text) buf_char(&content->text, '\n');

@@ -159,7 +159,7 @@ def test_refused_pictures_of_other_forms(seeing, path, field, body):
     ("messages[0].content[0].image_url.detail", "a string", user(part(png(9, 9), detail=1))),
     ("messages[0].content[0].source.type", "base64", user({"type": "image", "source": {"type": "url", "url": "https://a"}})),
     ("messages[0].content[0].source", "Missing", user({"type": "image"})),
-    ("messages[0].content[0].type", "type", [{**user(part(png(9, 9)))[0], "role": "system"}]),
+    ("messages[0].content[0].type", "a message of the user", [{**user(part(png(9, 9)))[0], "role": "system"}]),
     ("truncate_prompt_tokens", "pictures", user(part(png(9, 9)))),
 ])
 def test_refused_pictures(seeing, field, why, message):
