@@ -474,7 +474,11 @@ def test_a_picture_and_what_is_kept_of_it(visit, tmp_path):
     page.wait(lambda: len(page.all("#attached img")) == 1)
     page.driver.execute_script(DROP, base64.b64encode(file.read_bytes()).decode(), "b.png", "image/png")
     page.wait(lambda: len(page.all("#attached img")) == 2)
-    page.all("#attached button")[0].click()
+    two = "(function() {" + DROP + "})(...arguments);"
+    page.driver.execute_script(two * 2, base64.b64encode(file.read_bytes()).decode(), "c.png", "image/png")  # read at the same time
+    page.wait(lambda: len(page.all("#attached img")) == 4)
+    for _ in range(3):
+        page.all("#attached button")[0].click()
     assert len(page.all("#attached img")) == 1
     page.driver.execute_script("document.getElementById('tokens').value = 8")
     page.budget(SMALL)
@@ -497,6 +501,14 @@ def test_a_picture_and_what_is_kept_of_it(visit, tmp_path):
     page.driver.execute_script("document.getElementById('tokens').value = 8")
     page.send("And now?")
     assert len(page.all("#held figure")) == 2  # the picture is part of the conversation
+    page.driver.execute_script(DROP, base64.b64encode(b"text").decode(), "damaged.png", "image/png")
+    page.wait(lambda: len(page.all("#attached img")) == 1)
+    page.one("#input").send_keys("And this?", Keys.ENTER)
+    page.wait(lambda: page.all(".answer .error"))
+    assert "this is no picture" in page.one(".answer .error").text
+    page.one("#input").send_keys("So?", Keys.ENTER)
+    page.wait(lambda: len(page.all(".answer")) == 4 and page.one("#send").is_displayed())
+    assert len(page.all(".answer .error")) == 1  # the damaged picture is not sent again
 
 
 def test_a_model_without_eyes_takes_no_pictures(visit):
