@@ -32,7 +32,7 @@ void fetch_close(struct fetch *fetch); /* NULL allowed */
 
 struct fetch_limits {
     size_t bytes;
-    int64_t deadline;        /* of clock_ns */
+    int64_t deadline;        /* a time of clock_ns */
     const atomic_bool *left; /* nobody waits for the body any longer */
 };
 

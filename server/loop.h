@@ -57,7 +57,7 @@ struct server {
     int accepted; /* `works` that have a place in the queue, and requests that wait for a model */
     struct exchange *moves_waiting;                /* `works` of move.c that wait for a thread */
     int moves_working;                             /* moves that have a thread */
-    struct work_queue works_large, works_fetching; /* of `works` */
+    struct work_queue works_large, works_fetching; /* parts of `works` */
     struct exchange *loads_waiting; /* `works` that load an adapter, until none is at work */
     bool load_works;
     uv_work_t works_first; /* starts the threads */
