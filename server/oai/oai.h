@@ -209,6 +209,7 @@ struct oai_request {
                            so; 0: it does not */
     bool background;    /* the answer is stored, and the client asks for it later */
     int32_t top;        /* ranked documents that are returned */
+    bool bare_ranking;  /* the ranking is an array alone, as of Text Embeddings Inference */
     const struct oai_text *documents; /* [prompt_count] in the arena; NULL: not returned */
     int32_t dimensions;               /* numbers of a vector that are kept, the first ones */
     bool base64, raw_vectors;         /* written so; not normalised */

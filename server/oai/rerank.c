@@ -127,13 +127,15 @@ static int add_pairs(struct oai_reader *r, const char *const *queries, int query
 /* vLLM's field: false asks for the label itself, which only cross-encoders have. */
 static int read_activation(struct oai_reader *r) {
     const struct engine_info *info = r->rules->info;
-    bool activation = !info->labels || info->label_sigmoid;
-    if (oai_get_bool(r, NULL, r->body, "use_activation", &activation)) return -1;
+    const bool raw = r->out->bare_ranking && json_get(r->body, "raw_scores");
+    const char *field = raw ? "raw_scores" : "use_activation";
+    bool activation = !info->labels || info->label_sigmoid, value = activation;
+    if (oai_get_bool(r, NULL, r->body, field, &value)) return -1;
+    activation = raw ? !value : value;
     r->out->raw_labels = !activation;
     if (activation || info->labels) return 0;
-    return oai_refuse(r->error, 400, "unsupported_parameter", "use_activation",
-                      "Unsupported value for 'use_activation': this model's scores are "
-                      "probabilities.");
+    return oai_refuse(r->error, 400, "unsupported_parameter", field,
+                      "Unsupported value for '%s': this model's scores are probabilities.", field);
 }
 
 static int judge_pairs(struct oai_reader *r) {
@@ -182,8 +184,11 @@ cJSON *oai_pair_context(const struct oai_pair *pair) {
 static const struct oai_field rerank_fields[] = {
     {"query", OAI_ANY},
     {"documents", OAI_ANY},
+    {"texts", OAI_ANY},
     {"top_n", OAI_ANY},
     {"return_documents", OAI_ANY},
+    {"return_text", OAI_ANY},
+    {"raw_scores", OAI_ANY},
     {"instruction", OAI_ANY},
     {"use_activation", OAI_ANY},
     {"user", OAI_ANY},
@@ -210,18 +215,22 @@ static int keep_documents(struct oai_reader *r, const char *const *documents, in
 
 static int parse_rerank(struct oai_reader *r) {
     struct oai_request *out = r->out;
-    const char *query = NULL, **documents = NULL;
-    bool returned = true, one = false;
+    const bool texts = json_get(r->body, "texts") != NULL; /* Text Embeddings Inference's shape */
+    const char *query = NULL, **documents = NULL, *field = texts ? "texts" : "documents";
+    bool returned = !texts, one = false;
     int count = 0;
-    out->prompt_field = "documents";
+    out->prompt_field = field;
     out->prompt_list = true;
+    out->bare_ranking = texts;
+    if (texts && json_get(r->body, "documents"))
+        return oai_invalid(r, "texts", "give either 'texts' or 'documents'");
     if (check_judge(r) || oai_get_str(r, NULL, r->body, "query", &query)) return -1;
     if (!query) return oai_missing_here(r, "query");
-    if (read_rerank_texts(r, "documents", &documents, &count, &one)) return -1;
-    if (one) return oai_invalid(r, "documents", "expected an array of texts");
+    if (read_rerank_texts(r, field, &documents, &count, &one)) return -1;
+    if (one) return oai_invalid(r, field, "expected an array of texts");
     out->top = count;
     if (oai_get_int(r, NULL, r->body, "top_n", 1, INT32_MAX, &out->top) ||
-        oai_get_bool(r, NULL, r->body, "return_documents", &returned) ||
+        oai_get_bool(r, NULL, r->body, texts ? "return_text" : "return_documents", &returned) ||
         add_pairs(r, &query, 1, documents, count) ||
         (returned && keep_documents(r, documents, count)))
         return -1;
@@ -281,15 +290,26 @@ static int compare_ranked(const void *a, const void *b) {
 
 static void rerank_write_result(struct buf *out, const struct oai_request *request,
                                 const struct ranked *ranked) {
-    buf_fmt(out, "{\"index\":%d,\"relevance_score\":", ranked->index);
+    const bool bare = request->bare_ranking;
+    buf_fmt(out, "{\"index\":%d,\"%s\":", ranked->index, bare ? "score" : "relevance_score");
     json_write_num(out, ranked->score);
     if (request->documents) {
         const struct oai_text *document = &request->documents[ranked->index];
-        buf_str(out, ",\"document\":{\"text\":");
+        buf_str(out, bare ? ",\"text\":" : ",\"document\":{\"text\":");
         json_write_str(out, document->text, document->size);
-        buf_char(out, '}');
+        if (!bare) buf_char(out, '}');
     }
     buf_char(out, '}');
+}
+
+static void write_ranked(struct buf *out, const struct oai_request *request,
+                         const struct ranked *ranked) {
+    buf_char(out, '[');
+    for (int i = 0; i < request->top; i++) {
+        if (i) buf_char(out, ',');
+        rerank_write_result(out, request, &ranked[i]);
+    }
+    buf_char(out, ']');
 }
 
 static void write_ranking(struct buf *out, const struct oai_answer *answer) {
@@ -302,16 +322,16 @@ static void write_ranking(struct buf *out, const struct oai_answer *answer) {
     for (int i = 0; i < answer->job_count; i++)
         ranked[i] = (struct ranked){rerank_score_of(answer, i), i};
     qsort(ranked, (size_t)answer->job_count, sizeof *ranked, compare_ranked);
-    buf_fmt(out, "{\"id\":\"%s\",\"model\":", answer->id);
-    json_write_str(out, answer->model, strlen(answer->model));
-    buf_str(out, ",\"results\":[");
-    for (int i = 0; i < request->top; i++) {
-        if (i) buf_char(out, ',');
-        rerank_write_result(out, request, &ranked[i]);
+    if (request->bare_ranking) {
+        write_ranked(out, request, ranked);
+    } else {
+        buf_fmt(out, "{\"id\":\"%s\",\"model\":", answer->id);
+        json_write_str(out, answer->model, strlen(answer->model));
+        buf_str(out, ",\"results\":");
+        write_ranked(out, request, ranked);
+        oai_render_read_usage(out, answer);
+        buf_char(out, '}');
     }
-    buf_char(out, ']');
-    oai_render_read_usage(out, answer);
-    buf_char(out, '}');
     mem_free(ranked);
 }
 

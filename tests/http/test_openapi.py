@@ -159,7 +159,8 @@ def test_null_is_absent(shared, path):
     """Every field that may be left out may be null."""
     schema = SCHEMAS[request_schema(path)]
     needed = {TEXT: {"prompt"}, "/tokenize": {"prompt"}, "/v1/responses": {"input"}, "/api/chat": {"messages", "stream"},
-              "/api/generate": {"prompt", "stream"}, "/api/show": {"model"}}.get(path) or set(schema["required"])
+              "/api/generate": {"prompt", "stream"}, "/api/show": {"model"}, "/v1/rerank": {"query", "documents"},
+              "/v2/rerank": {"query", "documents"}}.get(path) or set(schema["required"])
     body = {**dict.fromkeys(schema["properties"]), **{k: GOOD[path][k] for k in needed}}
     if path in (CHAT, TEXT):
         body["max_tokens"] = 2

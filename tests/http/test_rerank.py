@@ -33,6 +33,19 @@ def test_shape(shared, fake, path):
     assert answer["usage"]["total_tokens"] == answer["usage"]["prompt_tokens"] > sum(map(len, DOCUMENTS))
 
 
+def test_the_shape_of_text_embeddings_inference(shared, fake):
+    body, plain = {"query": "which?", "texts": DOCUMENTS}, rerank(shared)["results"]
+    answer = shared.post("/rerank", body).json()
+    assert answer == [{"index": r["index"], "score": r["relevance_score"]} for r in plain]
+    answer = shared.post("/rerank", {**body, "return_text": True, "top_n": 2, "raw_scores": False}).json()
+    assert answer == [{"index": r["index"], "score": r["relevance_score"], "text": r["document"]["text"]} for r in plain[:2]]
+    error(shared.post(PATH, {**body, "documents": DOCUMENTS}), 400, "texts")
+    error(shared.post(PATH, {**body, "raw_scores": True}), 400, "raw_scores")
+    error(shared.post(PATH, {**body, "return_text": 1}), 400, "return_text")
+    error(shared.post(PATH, {"query": "q", "texts": "a"}), 400, "texts")
+    error(shared.post(PATH, {"query": "q", "texts": ["a", 5]}), 400, "texts[1]")
+
+
 def test_top_n(shared, fake):
     assert [r["index"] for r in rerank(shared, top_n=2)["results"]] == [1, 4]
     assert len(rerank(shared, top_n=99)["results"]) == len(DOCUMENTS)
