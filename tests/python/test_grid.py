@@ -139,3 +139,16 @@ def test_gguf_files_are_the_same(models, tmp_path, kind, deep):
     options = given(tmp_path, rows_of(ids, deep), deep)
     file = write_text_gguf(models[kind], tmp_path / "text.gguf")
     assert (logprobs(file, ids, options) == logprobs(models[kind], ids, options)).all()
+
+
+def test_recurrent_states_beside_attention(tmp_path):
+    """Qwen3.5: a quarter of each head rotates, and most layers have states in place of attention."""
+    text = {"model_type": "qwen3_5_text", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "head_dim": 32, "intermediate_size": 96, "max_position_embeddings": 4096, "vocab_size": 300, "tie_word_embeddings": False,
+            "layer_types": ["linear_attention", "full_attention"] * 2, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1],
+                                "mrope_interleaved": True}}
+    model = published("Qwen3_5", text)
+    model.save_pretrained(tmp_path / "states")
+    check_published(model, tmp_path / "states", 0, tmp_path)
