@@ -316,12 +316,13 @@ static int load_patch(struct vision_loader *loader) {
     int rc = 0;
     if (c->frames == 1)
         return load_parts(loader, PART_PATCH, 1, 0, c->width, pixels, &loader->to->patch);
-    float *sums = mem_must_alloc((size_t)(c->width * pixels), sizeof *sums);
+    float *sums = NULL; /* of the size that the first tensor has, too */
     const int tensors = c->gguf ? c->frames : 1;
     for (int i = 0; i < tensors && !rc; i++) {
         name_part(loader, PART_PATCH, 0, i ? "weight.1" : "weight", name);
         rc = find_part(loader, name, c->width, pixels * c->frames / tensors, &tensor);
         if (!rc) rc = refuse_blocks(loader, name, &tensor);
+        if (!rc && !sums) sums = mem_must_alloc((size_t)(c->width * pixels), sizeof *sums);
         if (!rc) add_frames(&tensor, c, c->frames / tensors, sums);
     }
     for (int64_t i = 0; i < c->width * pixels && !rc; i++)

@@ -74,6 +74,12 @@ def test_what_a_directory_is_refused_for(tmp_path, kind):
         assert says in said, (name, value, said)
 
 
+def test_a_size_that_no_tensor_has_takes_no_memory(tmp_path):
+    model = write_encoder(tmp_path / "model", "qwen3_vl", patch_size=256, hidden_size=65536, num_heads=1024)
+    (model / "preprocessor_config.json").write_text(json.dumps({**PROCESSOR, "patch_size": 256}))
+    assert "patch_embed.proj.weight: shape is" in refusal(model, tmp_path, width=TEXT_WIDTH)
+
+
 def test_what_a_processor_is_refused_for(tmp_path):
     for name, value, says in [("do_resize", False, "do_resize"), ("min_pixels", 0, "min_pixels"), ("min_pixels", 9000, "size.shortest_edge"),
                               ("size", {"longest_edge": "x"}, "size.longest_edge"), ("resample", 4, "resample"), ("merge_size", 1, "merge_size")]:
