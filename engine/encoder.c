@@ -38,6 +38,22 @@ static int open_kerns(struct engine *e, struct fault *fault) {
     return rc;
 }
 
+/* Text models of the same width may be of another family: their answers would be about nothing. */
+static int check_text_model(const struct engine *e, const struct vision_config *encoder,
+                            struct fault *fault) {
+    const struct model_config *text = model_config(e->replicas[0].model);
+    if (encoder->axes != AXES_ONE && encoder->axes != text->axes_order)
+        return fault_set(fault, ERR_UNSUPPORTED, "mmproj",
+                         "the encoder is for another family of models than %s: places of its "
+                         "pictures' tokens are rotated otherwise",
+                         text->family);
+    return encoder->deep < text->layers
+               ? 0
+               : fault_set(fault, ERR_UNSUPPORTED, "mmproj",
+                           "rows for the first %d layers of a model that has %d", encoder->deep,
+                           text->layers);
+}
+
 static int load_encoder(struct engine *e, struct replica *replica, struct fault *fault) {
     const struct vision_options options = {.dir = e->options.model_dir,
                                            .mmproj = e->options.mmproj,
@@ -50,12 +66,7 @@ static int load_encoder(struct engine *e, struct replica *replica, struct fault 
     if (kern->ops->bind) kern->ops->bind(kern);
     int rc = vision_open(kern, &options, &replica->encoder, fault);
     if (rc != 0 || !replica->encoder) return rc;
-    const int deep = vision_config(replica->encoder)->deep;
-    const int layers = model_config(e->replicas[0].model)->layers;
-    return deep < layers
-               ? 0
-               : fault_set(fault, ERR_UNSUPPORTED, "mmproj",
-                           "rows for the first %d layers of a model that has %d", deep, layers);
+    return check_text_model(e, vision_config(replica->encoder), fault);
 }
 
 static void plan_tiles(struct engine *e) {

@@ -366,6 +366,7 @@ static int fill_axes(const struct rope *rope, struct model_sections sections,
     if (rc) return rc;
     out->axes = mem_try_alloc((size_t)out->head_dim / 2, sizeof *out->axes);
     if (!out->axes) return fault_set(fault, ERR_NOMEM, "head_dim", "out of memory");
+    out->axes_order = sections.axes;
     for (int j = 0; j < rope->dims / 2; j++) out->axes[j] = axis_of(&sections, j);
     return 0;
 }

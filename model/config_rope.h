@@ -8,15 +8,7 @@
 
 #define MODEL_POSITIONS_MAX (1 << 24)
 
-/* Places of three dimensions (kern_rope.axes), where pairs j = 0, 1, ... are divided among time,
- * height and width by the three numbers of "mrope_section". */
-enum model_axes {
-    AXES_ONE,   /* places have one dimension */
-    AXES_APART, /* the first s[0] pairs, the next s[1], the last s[2] (Qwen2-VL, arXiv 2409.12191)
-                 */
-    AXES_INTERLEAVED /* below 3 s[1], j = 3 i + 1 is height's; below 3 s[2], j = 3 i + 2 width's;
-                        all others are time's (Qwen3-VL) */
-};
+/* How pairs are divided among the three places of a token. */
 struct model_sections {
     enum model_axes axes;
     int pairs[3]; /* when the file does not say */

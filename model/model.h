@@ -70,6 +70,16 @@ struct model_classifier {
     bool roberta_names;
 };
 
+/* Places of three dimensions (kern_rope.axes), where pairs j = 0, 1, ... are divided among time,
+ * height and width by the three numbers of "mrope_section". */
+enum model_axes {
+    AXES_ONE,   /* places have one dimension */
+    AXES_APART, /* the first s[0] pairs, the next s[1], the last s[2] (Qwen2-VL, arXiv 2409.12191)
+                 */
+    AXES_INTERLEAVED /* below 3 s[1], j = 3 i + 1 is height's; below 3 s[2], j = 3 i + 2 width's;
+                        all others are time's (Qwen3-VL) */
+};
+
 struct model_config {
     char family[32]; /* model_type of config.json: "qwen3", "llama", ... */
     int layers, d_model, d_ff, heads_q, vocab;
@@ -190,6 +200,7 @@ struct model_config {
     /* The one of a token's three places by which each pair rotates (kern_rope.axes), owned;
      * NULL: places have one dimension. */
     uint8_t *axes;
+    enum model_axes axes_order;           /* AXES_ONE: axes is NULL */
     float *inv_freq_local;                /* [head_dim / 2], owned; NULL: no layer is local */
     float *inv_freq_none;                 /* [head_dim / 2] zeros, owned; NULL: all layers rotate */
     struct model_layer_config *per_layer; /* [layers], owned */

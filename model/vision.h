@@ -26,6 +26,7 @@
 #include "base/gguf.h"
 #include "base/sha256.h"
 #include "kernels/kern.h"
+#include "model/model.h"
 #include "picture/picture.h"
 
 #define VISION_LAYERS_MAX 512
@@ -57,6 +58,7 @@ struct vision_config {
     int text_width;       /* numbers of such a row, but for `deep` */
     int deep; /* further embeddings of a row, for the text model's first layers; see kern_given */
     int deep_layers[VISION_DEEP_MAX]; /* [deep] layers behind which these are made, ascending */
+    enum model_axes axes;             /* of text models that are trained with it; AXES_ONE: any */
     float eps;                        /* added in norms */
 };
 

@@ -18,6 +18,7 @@ static const struct vision_family {
     const char *projector; /* clip.projector_type */
     enum vision_naming naming;
     enum picture_kind kind;
+    enum model_axes axes; /* the text model's */
     bool windows, rotates, blends, rms, gated, patch_bias, pools, merger_products;
     int frames;
     const char *activation;     /* by its name in config.json, whose default it is */
@@ -27,7 +28,7 @@ static const struct vision_family {
     VISION_IDEFICS3, PICTURE_IDEFICS3, .frames = 1, .patch_bias = true,                            \
                                        .activation = "gelu_pytorch_tanh"
 #define QWEN3                                                                                      \
-    VISION_QWEN3, PICTURE_SMART,                                                                   \
+    VISION_QWEN3, PICTURE_SMART, AXES_INTERLEAVED,                                                 \
         .rotates = true, .blends = true, .patch_bias = true, .merger_products = true, .frames = 2, \
         .activation = "gelu_pytorch_tanh", .min_pixels = 256 * 256, .max_pixels = 4096 * 4096
     {"Idefics3ForConditionalGeneration", "idefics3", "idefics3", IDEFICS3},
@@ -35,7 +36,7 @@ static const struct vision_family {
     {"Gemma3ForConditionalGeneration", "gemma3", "gemma3", VISION_GEMMA3, PICTURE_STRETCHED,
      .frames = 1, .patch_bias = true, .pools = true, .activation = "gelu_pytorch_tanh"},
     {"Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", "qwen2.5vl_merger", VISION_QWEN2_5,
-     PICTURE_SMART, .windows = true, .rotates = true, .rms = true, .gated = true,
+     PICTURE_SMART, AXES_APART, .windows = true, .rotates = true, .rms = true, .gated = true,
      .merger_products = true, .frames = 2, .activation = "silu", .min_pixels = 56 * 56,
      .max_pixels = 28 * 28 * 1280},
     {"Qwen3VLForConditionalGeneration", "qwen3_vl", "qwen3vl_merger", QWEN3},
@@ -51,6 +52,7 @@ static int refuse(struct fault *fault, const char *field, const char *what) {
 static void take_family(const struct vision_family *family, struct vision_config *out) {
     out->naming = family->naming;
     out->form.kind = family->kind;
+    out->axes = family->axes;
     out->frames = family->frames;
     out->theta = family->rotates ? 10000 : 0;
     out->blends = family->blends;
@@ -164,13 +166,13 @@ static int read_layers(const cJSON *vision, const char *key, const int *preset, 
         return fault_set(fault, ERR_INVALID, field, "expected a list of layers");
     cJSON_ArrayForEach(item, list) {
         const int before = *count ? out[*count - 1] : -1;
-        if (!cJSON_IsNumber(item) || item->valuedouble != (int)item->valuedouble ||
-            item->valuedouble <= before || item->valuedouble >= layers)
+        int64_t layer = 0;
+        if (json_node_int(item, before + 1, layers - 1, &layer))
             return fault_set(fault, ERR_INVALID, field, "expected ascending layers below %d",
                              layers);
         if (*count == most)
             return fault_set(fault, ERR_LIMIT, field, "expected at most %d layers", most);
-        out[(*count)++] = (int)item->valuedouble;
+        out[(*count)++] = (int)layer;
     }
     return 0;
 }

@@ -8,13 +8,14 @@ import pytest
 
 from answers import cached, tokens
 from conftest import start_on
-from test_pictures import ROOT, Tokens, answer_of, ask, check_logprobs, tiles
+from test_pictures import ROOT, Tokens, answer_of, ask, check_logprobs, refusal, tiles
 
 sys.path.insert(0, str(ROOT / "tests/python"))
 np = pytest.importorskip("numpy")
 from grid_model import GridReference, write_text, write_text_gguf  # noqa: E402
 from reference_model import load_tensors  # noqa: E402
-from vision_model import PLAIN, TEMPLATE as IDEFICS3_TEMPLATE, gguf_tokenizer, write_tokenizer  # noqa: E402
+from vision_model import PLAIN, TEMPLATE as IDEFICS3_TEMPLATE, gguf_tokenizer, write_model, write_tokenizer  # noqa: E402
+from vision_model import write_text_gguf as write_plain_gguf  # noqa: E402
 from vision_qwen import QwenVision, write_encoder, write_qwen_mmproj  # noqa: E402
 
 FLAGS = ("--kv-dtype", "f32", "--cpu-activations", "f32")
@@ -89,3 +90,12 @@ def test_later_turns_and_evictions(daemon, models):
         answer = answer_of(d, ask(*pictures), kv=kv)
         assert answer["usage"]["kv_details"]["evicted_entries"] > 0
         model.check(pictures, answer, answer["usage"]["kv_details"]["trace"])
+
+
+def test_encoders_of_other_families_are_refused(models, tmp_path):
+    """Widths are equal, and so are the marks of pictures."""
+    older, newer = (models[kind] for kind in KINDS)
+    llama = write_plain_gguf(write_model(tmp_path / "llama"), tmp_path / "llama.gguf")
+    for text, mmproj, family in ((older.text, newer.mmproj, "qwen2_5_vl"), (newer.text, older.mmproj, "qwen3_vl"), (llama, newer.mmproj, "llama")):
+        said = refusal("--model", text, "--mmproj", mmproj)
+        assert f"mmproj: the encoder is for another family of models than {family}" in said, said
