@@ -34,8 +34,9 @@ static void scale_longest(int longest, int *width, int *height) {
     if (*height < 1) *height = 1;
 }
 
+/* Returns the next multiple that is not 0. */
 static int next_multiple(int value, int of) {
-    return (value + of - 1) / of * of;
+    return value < of ? of : (value + of - 1) / of * of;
 }
 
 static void stretch_to_tiles(int edge, int *width, int *height) {

@@ -52,6 +52,16 @@ Test(picture_prepare, has_the_tiles_of_the_processor) {
     }
 }
 
+/* 98 * (1.0 / 98) is less than 1. */
+Test(picture_prepare, a_tile_is_at_least_one_pixel_of_the_picture) {
+    struct picture_form form = smol;
+    form.longest_edge = 98;
+    form.tile_edge = 49;
+    struct picture *p = prepare(1, 500, &form, false);
+    cr_expect(p->rows == 2 && p->columns == 1 && p->tiles == 3, "%d x %d", p->rows, p->columns);
+    picture_drop(p);
+}
+
 /* As smart.inc has them: a picture, the form, and the size and sums of the tile. */
 struct smart {
     int width, height, token_edge, min_pixels, max_pixels;
