@@ -45,17 +45,16 @@ static void keep_tile(struct pictures *pictures, struct picture_tile *tile) {
     link_newest(pictures, tile);
 }
 
-static void drop_oldest(struct pictures *pictures) {
-    struct picture_tile *oldest = pictures->oldest;
-    struct picture_tile **at = tile_bucket(pictures, oldest->digest, oldest->tile);
-    while (*at != oldest) at = &(*at)->next;
-    *at = oldest->next;
-    unlink_tile(pictures, oldest);
-    free_tile(pictures, oldest);
+static void drop_tile(struct pictures *pictures, struct picture_tile *tile) {
+    struct picture_tile **at = tile_bucket(pictures, tile->digest, tile->tile);
+    while (*at != tile) at = &(*at)->next;
+    *at = tile->next;
+    unlink_tile(pictures, tile);
+    free_tile(pictures, tile);
 }
 
 void pictures_close(struct pictures *pictures) {
-    while (pictures->oldest) drop_oldest(pictures);
+    while (pictures->oldest) drop_tile(pictures, pictures->oldest);
     free_tile(pictures, pictures->present);
     *pictures = (struct pictures){0};
 }
@@ -102,12 +101,20 @@ bool pictures_have_room(const struct pictures *pictures, const struct picture *p
     return pictures->needed + rows_bytes(pictures, picture) <= pictures->options.bytes_max;
 }
 
+/* Drops tiles that are not needed, first those that were used least recently, until `bytes` fit. */
+static void make_room(struct pictures *pictures, int64_t bytes) {
+    struct picture_tile *tile = pictures->oldest, *newer;
+    for (; tile && pictures->bytes + bytes > pictures->options.bytes_max; tile = newer) {
+        newer = tile->newer;
+        if (tile->needed_in != pictures->round) drop_tile(pictures, tile);
+    }
+}
+
 /* ---- Encoding ---- */
 
 static int open_tile(struct pictures *pictures, const struct picture *picture, int tile) {
     const int64_t bytes = rows_bytes(pictures, picture);
-    while (pictures->oldest && pictures->bytes + bytes > pictures->options.bytes_max)
-        drop_oldest(pictures);
+    make_room(pictures, bytes);
     struct picture_tile *to = mem_try_alloc(1, sizeof *to);
     if (!to) return ERR_NOMEM;
     *to = (struct picture_tile){.tile = tile, .bytes = bytes};

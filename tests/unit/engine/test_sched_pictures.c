@@ -423,6 +423,13 @@ Test(pictures, are_kept_within_bytes) {
     encode_tile(&kept, &large, 1);
     cr_assert_not_null(pictures_find(&kept, &small, 0));
     cr_assert_null(pictures_find(&kept, &large, 0));
+    encode_tile(&kept, &small, 5);
+    pictures_release(&kept);
+    cr_assert(pictures_need(&kept, &small, 0));
+    cr_assert(pictures_find(&kept, &large, 1) && pictures_find(&kept, &small, 5));
+    encode_tile(&kept, &small, 6);
+    cr_assert_not_null(pictures_find(&kept, &small, 0), "is needed, though others were used later");
+    cr_assert_null(pictures_find(&kept, &large, 1));
     pictures_close(&kept);
 }
 
