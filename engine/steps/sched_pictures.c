@@ -78,16 +78,13 @@ void sched_give_pictures(struct sched *sched, struct sched_step *step, const str
 }
 
 /* Returns the first tile that the sequence's prompt comes to and that is not encoded; NULL: none.
- * The tile that it reads next is needed until then. */
+ * Those that it reads before are needed until then. */
 static const struct picture_rows *missing_tile(struct sched *sched, const struct sequence *seq) {
     const struct engine_request *request = &seq->job->request;
     if (!seq_prefilling(seq) || seq->finish != ENGINE_RUNNING) return NULL;
-    const int next = first_behind(request, seq->due.tokens);
-    for (int i = next; i < request->picture_row_count; i++) {
+    for (int i = first_behind(request, seq->due.tokens); i < request->picture_row_count; i++) {
         const struct picture_rows *rows = &request->picture_rows[i];
-        const struct picture *picture = request->pictures[rows->picture];
-        if (i == next ? !pictures_need(&sched->pictures, picture, rows->tile)
-                      : !pictures_find(&sched->pictures, picture, rows->tile))
+        if (!pictures_need(&sched->pictures, request->pictures[rows->picture], rows->tile))
             return rows;
     }
     return NULL;

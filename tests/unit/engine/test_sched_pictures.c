@@ -101,6 +101,25 @@ Test(pictures, answers_are_those_of_the_tokens_that_they_stand_for) {
     }
 }
 
+/* A prompt that is read more slowly than its tiles are encoded. */
+Test(pictures, no_tile_takes_the_place_of_one_that_is_read_before_it) {
+    for (int tiles = 2; tiles < 6; tiles++) {
+        struct asked asked;
+        struct world_options options = options_of(tiles, 2);
+        struct world w;
+        options.sequences = 1;
+        options.logits = 2;
+        world_open(&w, &options);
+        make(&asked, 1, 3, (int[]){1, 3, 5}, full());
+        submit(&w, &asked.job);
+        run_until_idle(&w);
+        cr_expect_eq(w.sched.counters.encoded_tiles, 3 * TILES, "%d",
+                     (int)w.sched.counters.encoded_tiles);
+        world_close(&w);
+        close_both(&asked);
+    }
+}
+
 /* ---- Rows that see each other ---- */
 
 static void make_together(struct asked *asked, int number, struct engine_kv kv) {
