@@ -58,7 +58,7 @@ struct vision_config {
     int text_width;       /* numbers of such a row, but for `deep` */
     int deep; /* further embeddings of a row, for the text model's first layers; see kern_given */
     int deep_layers[VISION_DEEP_MAX]; /* [deep] layers behind which these are made, ascending */
-    enum model_axes axes;             /* of text models that are trained with it; AXES_ONE: any */
+    enum model_axes axes;             /* the text model has these; AXES_ONE: any */
     float eps;                        /* added in norms */
 };
 

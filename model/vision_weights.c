@@ -316,7 +316,7 @@ static int load_patch(struct vision_loader *loader) {
     int rc = 0;
     if (c->frames == 1)
         return load_parts(loader, PART_PATCH, 1, 0, c->width, pixels, &loader->to->patch);
-    float *sums = NULL; /* of the size that the first tensor has, too */
+    float *sums = NULL; /* no larger than the first tensor */
     const int tensors = c->gguf ? c->frames : 1;
     for (int i = 0; i < tensors && !rc; i++) {
         name_part(loader, PART_PATCH, 0, i ? "weight.1" : "weight", name);
