@@ -35,7 +35,7 @@ void dialogue_close(struct dialogue *dialogue) {
     *dialogue = (struct dialogue){0};
 }
 
-static void write_base64(struct buf *out, const char *file, size_t size) {
+static void write_picture_base64(struct buf *out, const char *file, size_t size) {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     for (size_t i = 0; i < size; i += 3) {
         const size_t count = size - i < 3 ? size - i : 3;
@@ -53,7 +53,7 @@ bool dialogue_show(struct dialogue *dialogue, const char *file, size_t size) {
     struct buf *shown = &dialogue->shown;
     if (shown->size + size / 3 * 4 + 256 > shown->limit) return false;
     buf_str(shown, begin);
-    write_base64(shown, file, size);
+    write_picture_base64(shown, file, size);
     buf_str(shown, "\"}},");
     CHECK(!shown->failed);
     dialogue->shown_count++;
@@ -65,8 +65,8 @@ void dialogue_hide(struct dialogue *dialogue) {
     dialogue->shown_count = 0;
 }
 
-static bool add_dialogue_message(struct dialogue *dialogue, bool assistant, const char *pictures,
-                                 const char *text) {
+static bool append_dialogue_message(struct dialogue *dialogue, bool assistant, const char *pictures,
+                                    const char *text) {
     if (dialogue->count == DIALOGUE_MESSAGES_MAX) return false;
     if (!dialogue->messages)
         dialogue->messages = mem_must_alloc(DIALOGUE_MESSAGES_MAX, sizeof *dialogue->messages);
@@ -77,7 +77,7 @@ static bool add_dialogue_message(struct dialogue *dialogue, bool assistant, cons
 
 bool dialogue_say(struct dialogue *dialogue, bool assistant, const char *text) {
     const bool shows = !assistant && dialogue->shown_count > 0;
-    if (!add_dialogue_message(dialogue, assistant, shows ? dialogue->shown.data : NULL, text))
+    if (!append_dialogue_message(dialogue, assistant, shows ? dialogue->shown.data : NULL, text))
         return false;
     if (shows) dialogue_hide(dialogue);
     return true;
@@ -94,8 +94,8 @@ void dialogue_take_back(struct dialogue *dialogue, int count) {
 void dialogue_fork(const struct dialogue *from, struct dialogue *to) {
     dialogue_open(to);
     for (int i = 0; i < from->count; i++)
-        add_dialogue_message(to, from->messages[i].assistant, from->messages[i].pictures,
-                             from->messages[i].text);
+        append_dialogue_message(to, from->messages[i].assistant, from->messages[i].pictures,
+                                from->messages[i].text);
 }
 
 /* ---- The request ---- */

@@ -320,7 +320,7 @@ static int take_given(struct model *model, const struct kern_batch *batch) {
 }
 
 /* Adds the given rows' further vectors behind a layer. */
-static int add_given(struct model *model, int layer, const struct kern_batch *batch) {
+static int add_given_vectors(struct model *model, int layer, const struct kern_batch *batch) {
     const ptrdiff_t width = model->config.d_model;
     struct scratch *s = &model->scratch;
     struct kern *kern = model->kern;
@@ -589,7 +589,7 @@ int model_step_hidden(struct model *model, const struct kern_batch *batch, const
         if (i < c->layers - 1) {
             step_feed_forward(model, i, s->x, s->heads, s->mixed, batch->rows);
             end_layer(model, i, s->x, s->each, batch->rows);
-            rc = add_given(model, i, batch);
+            rc = add_given_vectors(model, i, batch);
             if (rc) return rc;
         } else if (hidden) {
             *hidden = step_hidden(model, batch->rows, want, want_count);

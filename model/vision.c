@@ -256,7 +256,7 @@ size_t vision_step_bytes(const struct vision *vision) {
 /* ---- A tile ---- */
 
 /* Adds the patches of a row of embeddings. */
-static void add_token(struct vision *vision, int row, int column) {
+static void order_token_patches(struct vision *vision, int row, int column) {
     const int merge = vision->config.merge;
     struct vision_tile *tile = &vision->tile;
     for (int i = 0; i < merge * merge; i++)
@@ -275,7 +275,8 @@ static void order_patches(struct vision *vision) {
     for (int top = 0; top < rows; top += side)
         for (int left = 0; left < columns; left += side) {
             for (int y = top; y < top + side && y < rows; y++)
-                for (int x = left; x < left + side && x < columns; x++) add_token(vision, y, x);
+                for (int x = left; x < left + side && x < columns; x++)
+                    order_token_patches(vision, y, x);
             tile->ends[tile->windows++] = tile->patches;
         }
 }
@@ -296,12 +297,12 @@ int vision_begin(struct vision *vision, const struct picture *picture, int at) {
 }
 
 /* Returns row `row` of an array with `width` numbers a row. */
-static float *row_of(float *array, int row, int width) {
+static float *array_row(float *array, int row, int width) {
     return array + (size_t)row * (size_t)width;
 }
 
-static void norm_rows(const struct vision *vision, float *y, const float *x, const float *weight,
-                      const float *bias, int rows, int dim) {
+static void norm_patches(const struct vision *vision, float *y, const float *x, const float *weight,
+                         const float *bias, int rows, int dim) {
     const struct kern_ops *ops = vision->kern->ops;
     if (vision->config.rms)
         ops->rms_norm(vision->kern, y, x, weight, rows, dim, vision->config.eps);
@@ -349,7 +350,7 @@ static void fill_place(const struct vision *vision, const struct kern_place *pla
                                        y.part * (1 - x.part), y.part * x.part};
     for (int i = 0; i < 4; i++) {
         const int row = i < 2 ? y.first : y.second, column = i % 2 ? x.second : x.first;
-        rows[i] = row_of(vision->weights->table, row * c->table_side + column, c->width);
+        rows[i] = array_row(vision->weights->table, row * c->table_side + column, c->width);
     }
     if (!c->blends) {
         memcpy(to, rows[0], (size_t)c->width * sizeof *to);
@@ -370,17 +371,17 @@ static int embed_patches(struct vision *vision, float *out, int row, int rows) {
     const struct vision_scratch *s = &vision->scratch;
     const struct kern_place *places = vision->tile.places + row;
     struct kern *kern = vision->kern;
-    float *x = row_of(s->x, row, c->width);
+    float *x = array_row(s->x, row, c->width);
     (void)out;
     for (int i = 0; i < rows; i++)
-        cut_patch(vision, &places[i], row_of(vision->staging, i, patch_pixels(c)));
+        cut_patch(vision, &places[i], array_row(vision->staging, i, patch_pixels(c)));
     int rc = upload_rows(vision, s->pixels, rows, patch_pixels(c));
     if (rc) return rc;
     kern->ops->matmul(kern, x, s->pixels, vision->weights->patch, vision->weights->patch_bias, rows,
                       KERN_SET);
     if (!c->table_side) return 0;
     for (int i = 0; i < rows; i++)
-        fill_place(vision, &places[i], row_of(vision->staging, i, c->width));
+        fill_place(vision, &places[i], array_row(vision->staging, i, c->width));
     rc = upload_rows(vision, s->places, rows, c->width);
     if (!rc) kern->ops->add(kern, x, s->places, rows, c->width);
     return rc;
@@ -403,7 +404,7 @@ static int write_patches(struct vision *vision, int row, int count) {
     struct kern *kern = vision->kern;
     int rc = kern->ops->begin_step(kern, &batch);
     if (!rc)
-        kern->ops->write_kv(kern, 0, row_of(vision->scratch.qkv, row, 3 * vision->config.width),
+        kern->ops->write_kv(kern, 0, array_row(vision->scratch.qkv, row, 3 * vision->config.width),
                             NULL, &batch);
     return rc;
 }
@@ -416,7 +417,7 @@ static void rotate_patches(struct vision *vision, int row, int rows) {
     if (!vision->frequencies) return;
     batch.places = vision->tile.places + row;
     vision->kern->ops->qk_rope(vision->kern,
-                               row_of(vision->scratch.qkv, row, 3 * vision->config.width), NULL,
+                               array_row(vision->scratch.qkv, row, 3 * vision->config.width), NULL,
                                NULL, 0, &rope, &batch);
 }
 
@@ -425,10 +426,10 @@ static int compute_qkv(struct vision *vision, float *out, int row, int rows) {
     const struct vision_scratch *s = &vision->scratch;
     const struct vision_layer *layer = &vision->weights->layers[vision->part.layer];
     (void)out;
-    norm_rows(vision, s->norm, row_of(s->x, row, c->width), layer->attn_norm, layer->attn_norm_bias,
-              rows, c->width);
-    vision->kern->ops->matmul(vision->kern, row_of(s->qkv, row, 3 * c->width), s->norm, layer->qkv,
-                              layer->qkv_bias, rows, KERN_SET);
+    norm_patches(vision, s->norm, array_row(s->x, row, c->width), layer->attn_norm,
+                 layer->attn_norm_bias, rows, c->width);
+    vision->kern->ops->matmul(vision->kern, array_row(s->qkv, row, 3 * c->width), s->norm,
+                              layer->qkv, layer->qkv_bias, rows, KERN_SET);
     rotate_patches(vision, row, rows);
     const bool last = row + rows == vision->tile.patches;
     return last && !has_windows(vision) ? write_patches(vision, 0, row + rows) : 0;
@@ -444,7 +445,7 @@ static void attend_rows(struct vision *vision, float *heads, int row, int rows, 
     const struct kern_attend_options options = {.scale = 1 / sqrtf((float)head_dim),
                                                 .both_ways = true};
     vision->kern->ops->attend(vision->kern, 0, heads,
-                              row_of(vision->scratch.qkv, row, 3 * c->width), &batch, &options);
+                              array_row(vision->scratch.qkv, row, 3 * c->width), &batch, &options);
 }
 
 static int release_patches(struct vision *vision) {
@@ -474,7 +475,7 @@ static int attend_windows(struct vision *vision, int row, int rows) {
         const int count = tile->ends[window] - at;
         rc = write_patches(vision, at, count);
         if (rc) break;
-        attend_rows(vision, row_of(vision->scratch.heads, at - row, vision->config.width), at,
+        attend_rows(vision, array_row(vision->scratch.heads, at - row, vision->config.width), at,
                     count, 0);
         rc = release_patches(vision);
         at += count;
@@ -491,7 +492,7 @@ static int attend_patches(struct vision *vision, float *out, int row, int rows) 
     (void)out;
     if (rc) return rc;
     if (!windows) attend_rows(vision, s->heads, row, rows, row);
-    vision->kern->ops->matmul(vision->kern, row_of(s->x, row, c->width), s->heads, layer->o,
+    vision->kern->ops->matmul(vision->kern, array_row(s->x, row, c->width), s->heads, layer->o,
                               layer->o_bias, rows, KERN_ADD);
     return windows || row + rows < vision->tile.patches ? 0 : release_patches(vision);
 }
@@ -501,9 +502,9 @@ static int feed_forward(struct vision *vision, float *out, int row, int rows) {
     const struct vision_scratch *s = &vision->scratch;
     const struct vision_layer *layer = &vision->weights->layers[vision->part.layer];
     struct kern *kern = vision->kern;
-    float *x = row_of(s->x, row, c->width);
+    float *x = array_row(s->x, row, c->width);
     (void)out;
-    norm_rows(vision, s->norm, x, layer->ff_norm, layer->ff_norm_bias, rows, c->width);
+    norm_patches(vision, s->norm, x, layer->ff_norm, layer->ff_norm_bias, rows, c->width);
     kern->ops->matmul(kern, s->up, s->norm, layer->up, layer->up_bias, rows, KERN_SET);
     if (c->gated)
         kern->ops->glu(kern, s->ff, s->up, rows, c->ff, c->activation);
@@ -519,10 +520,10 @@ static int feed_forward(struct vision *vision, float *out, int row, int rows) {
 /* Puts the staged rows of embeddings into their places in the tile's. */
 static void put_rows(const struct vision *vision, float *out, int first, int count) {
     const struct vision_config *c = &vision->config;
-    float *to = row_of(out, vision->part.merger, c->text_width);
+    float *to = array_row(out, vision->part.merger, c->text_width);
     for (int i = 0; i < count; i++)
-        memcpy(row_of(to, vision->tile.order[first + i], vision_row_width(c)),
-               row_of(vision->staging, i, c->text_width), (size_t)c->text_width * sizeof *to);
+        memcpy(array_row(to, vision->tile.order[first + i], vision_row_width(c)),
+               array_row(vision->staging, i, c->text_width), (size_t)c->text_width * sizeof *to);
 }
 
 /* The norm of the means of the patches of each row. An RMSNorm of sums is that of means where its
@@ -532,7 +533,7 @@ static void pool_patches(struct vision *vision, const float *norm, int count) {
     const int each = c->merge * c->merge;
     int32_t *picked = vision->tile.picked;
     struct kern *kern = vision->kern;
-    float *sums = vision->scratch.heads, *next = row_of(sums, count, c->width);
+    float *sums = vision->scratch.heads, *next = array_row(sums, count, c->width);
     for (int i = 0; i < each; i++) {
         for (int row = 0; row < count; row++) picked[row] = row * each + i;
         kern->ops->gather_rows(kern, i ? next : sums, vision->scratch.norm, picked, count,
@@ -551,8 +552,8 @@ static int merge_patches(struct vision *vision, float *out, int row, int rows) {
     const int each = c->merge * c->merge, joined = each * c->width, count = rows / each;
     const bool apart = vision->part.merger == 0;
     struct kern *kern = vision->kern;
-    norm_rows(vision, s->norm, row_of(s->x, row, c->width), merger->norm, merger->norm_bias,
-              apart ? rows : count, apart ? c->width : joined);
+    norm_patches(vision, s->norm, array_row(s->x, row, c->width), merger->norm, merger->norm_bias,
+                 apart ? rows : count, apart ? c->width : joined);
     if (merger->first) {
         kern->ops->matmul(kern, s->heads, s->norm, merger->first, merger->first_bias, count,
                           KERN_SET);

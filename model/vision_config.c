@@ -137,8 +137,9 @@ struct vision_number {
     int *out;
 };
 
-static int read_numbers(const cJSON *vision, enum vision_naming naming,
-                        const struct vision_number *numbers, size_t count, struct fault *fault) {
+static int read_vision_numbers(const cJSON *vision, enum vision_naming naming,
+                               const struct vision_number *numbers, size_t count,
+                               struct fault *fault) {
     for (size_t i = 0; i < count; i++) {
         const struct vision_number *n = &numbers[i];
         const int64_t presets[] = {[VISION_IDEFICS3] = n->idefics3,
@@ -178,7 +179,8 @@ static int read_layers(const cJSON *vision, const char *key, const int *preset, 
 }
 
 /* transformers, Qwen2_5_VLVisionConfig: the defaults. */
-static int read_windows(const cJSON *vision, struct vision_config *out, struct fault *fault) {
+static int read_vision_windows(const cJSON *vision, struct vision_config *out,
+                               struct fault *fault) {
     static const int preset[] = {7, 15, 23, 31};
     int full[VISION_LAYERS_MAX], count;
     int64_t window = 112;
@@ -196,8 +198,8 @@ static int read_windows(const cJSON *vision, struct vision_config *out, struct f
 }
 
 /* transformers, Qwen3VLVisionConfig: the defaults. Qwen3.5's has no merger in between. */
-static int read_positions(const cJSON *vision, const struct vision_family *family,
-                          struct vision_config *out, struct fault *fault) {
+static int read_vision_positions(const cJSON *vision, const struct vision_family *family,
+                                 struct vision_config *out, struct fault *fault) {
     static const int preset[] = {8, 16, 24};
     const bool deep = strncmp(family->model_type, "qwen3_vl", 8) == 0;
     int64_t positions = 2304;
@@ -255,8 +257,8 @@ static int read_rest(const cJSON *root, const cJSON *vision, const struct vision
     }
     out->merge = (int)merge;
     out->eps = (float)eps;
-    if (!rc && family->windows) rc = read_windows(vision, out, fault);
-    if (!rc && family->blends) rc = read_positions(vision, family, out, fault);
+    if (!rc && family->windows) rc = read_vision_windows(vision, out, fault);
+    if (!rc && family->blends) rc = read_vision_positions(vision, family, out, fault);
     return rc;
 }
 
@@ -280,7 +282,8 @@ static int read_encoder(const cJSON *root, const struct vision_family *family,
     if (vision && !cJSON_IsObject(vision))
         return fault_set(fault, ERR_INVALID, path, "expected an object, found %s",
                          json_type_name(vision));
-    int rc = read_numbers(vision, family->naming, numbers, sizeof numbers / sizeof *numbers, fault);
+    int rc = read_vision_numbers(vision, family->naming, numbers, sizeof numbers / sizeof *numbers,
+                                 fault);
     if (!rc) rc = json_str(vision, path, "hidden_act", &act, fault);
     if (rc) return rc;
     if (channels != 3)

@@ -175,7 +175,7 @@ static void name_part(const struct vision_loader *loader, enum part part, int nu
     snprintf(out, TENSOR_NAME_MAX, "%s", full + strlen(front));
 }
 
-static bool has_part(const struct vision_loader *loader, enum part part, int number) {
+static bool has_vision_part(const struct vision_loader *loader, enum part part, int number) {
     char name[TENSOR_NAME_MAX];
     if (!part_name(loader->config, part)) return false;
     name_part(loader, part, number, "weight", name);
@@ -231,8 +231,8 @@ static int read_matrix(struct vision_loader *loader, const char *name, const str
 }
 
 /* Loads `count` parts of `rows` each, joined by rows. */
-static int load_parts(struct vision_loader *loader, enum part first, int count, int layer,
-                      int64_t rows, int64_t cols, struct kern_weight **out) {
+static int load_vision_parts(struct vision_loader *loader, enum part first, int count, int layer,
+                             int64_t rows, int64_t cols, struct kern_weight **out) {
     enum { MOST = 3 };
     struct tensor tensors[MOST];
     struct kern_matrix matrices[MOST] = {0};
@@ -315,7 +315,7 @@ static int load_patch(struct vision_loader *loader) {
     struct tensor tensor;
     int rc = 0;
     if (c->frames == 1)
-        return load_parts(loader, PART_PATCH, 1, 0, c->width, pixels, &loader->to->patch);
+        return load_vision_parts(loader, PART_PATCH, 1, 0, c->width, pixels, &loader->to->patch);
     float *sums = NULL; /* no larger than the first tensor */
     const int tensors = c->gguf ? c->frames : 1;
     for (int i = 0; i < tensors && !rc; i++) {
@@ -395,7 +395,7 @@ static int load_norm(struct vision_loader *loader, enum part part, int number, i
 /* A product with a bias, of `count` parts that are joined by rows. */
 static int load_product(struct vision_loader *loader, enum part first, int count, int number,
                         int rows, int cols, struct kern_weight **weight, float **bias) {
-    int rc = load_parts(loader, first, count, number, rows, cols, weight);
+    int rc = load_vision_parts(loader, first, count, number, rows, cols, weight);
     return rc ? rc : load_vectors(loader, first, count, number, "bias", rows, bias);
 }
 
@@ -415,7 +415,7 @@ static int load_vision_layer(struct vision_loader *loader, int at) {
     const int width = c->width;
     int rc =
         load_norm(loader, PART_ATTN_NORM, at, width, &layer->attn_norm, &layer->attn_norm_bias);
-    const bool joined = has_part(loader, PART_QKV, at) || !part_name(c, PART_Q);
+    const bool joined = has_vision_part(loader, PART_QKV, at) || !part_name(c, PART_Q);
     if (!rc && joined)
         rc = load_product(loader, PART_QKV, 1, at, 3 * width, width, &layer->qkv, &layer->qkv_bias);
     if (!rc && !joined)
@@ -450,7 +450,7 @@ static int load_merger(struct vision_loader *loader, int deep) {
         return rc ? rc : load_projection(loader, merger);
     }
     if (!rc && !c->merger_products)
-        return load_parts(loader, last, 1, number, c->text_width, joined, &merger->last);
+        return load_vision_parts(loader, last, 1, number, c->text_width, joined, &merger->last);
     if (!rc)
         rc = load_product(loader, first, 1, number, joined, joined, &merger->first,
                           &merger->first_bias);

@@ -31,7 +31,7 @@ static void unlink_tile(struct pictures *pictures, struct picture_tile *tile) {
     *(tile->newer ? &tile->newer->older : &pictures->newest) = tile->older;
 }
 
-static void link_newest(struct pictures *pictures, struct picture_tile *tile) {
+static void link_newest_tile(struct pictures *pictures, struct picture_tile *tile) {
     tile->older = pictures->newest;
     tile->newer = NULL;
     *(tile->older ? &tile->older->newer : &pictures->oldest) = tile;
@@ -42,7 +42,7 @@ static void keep_tile(struct pictures *pictures, struct picture_tile *tile) {
     struct picture_tile **bucket = tile_bucket(pictures, tile->digest, tile->tile);
     tile->next = *bucket;
     *bucket = tile;
-    link_newest(pictures, tile);
+    link_newest_tile(pictures, tile);
 }
 
 static void drop_tile(struct pictures *pictures, struct picture_tile *tile) {
@@ -68,7 +68,7 @@ static struct picture_tile *use_tile(struct pictures *pictures, const struct pic
         found = found->next;
     if (!found) return NULL;
     unlink_tile(pictures, found);
-    link_newest(pictures, found);
+    link_newest_tile(pictures, found);
     return found;
 }
 

@@ -235,7 +235,7 @@ int oai_rewrite_part(struct oai_rewrite *w, const cJSON *part, const char *path,
                               known, type);
 }
 
-static int add_place(struct oai_rewrite *w, size_t at) {
+static int add_rewrite_place(struct oai_rewrite *w, size_t at) {
     if (!w->places) w->places = cJSON_AddArrayToObject(w->chat, ENGINE_CHAT_PICTURE_ENDS);
     cJSON *place = cJSON_CreateNumber((double)at);
     if (place && cJSON_AddItemToArray(w->places, place)) return 0;
@@ -248,11 +248,11 @@ int oai_rewrite_picture(struct oai_rewrite *w, const cJSON *part, const char *pa
     struct oai_picture *picture = &w->r->out->pictures[w->r->out->picture_count - 1];
     /* a copy, because the tree of a stored response is freed before the chat */
     picture->base64 = arena_strndup(w->r->arena, picture->base64, picture->size);
-    return picture->base64 ? add_place(w, at) : oai_no_memory(w->r);
+    return picture->base64 ? add_rewrite_place(w, at) : oai_no_memory(w->r);
 }
 
 int oai_rewrite_base64(struct oai_rewrite *w, const cJSON *node, const char *path) {
-    return oai_add_base64(w->r, node, path) ? -1 : add_place(w, 0);
+    return oai_add_base64(w->r, node, path) ? -1 : add_rewrite_place(w, 0);
 }
 
 /* Moves the places of pictures into the message, counted from the end of its text. */
