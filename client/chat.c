@@ -59,13 +59,16 @@ static bool is_terminal_control(const char *text) {
     return (byte < ' ' && byte != '\n' && byte != '\t') || byte == 0x7f;
 }
 
-/* Writes any text, as it may come from the server. On a terminal, control characters, which could
- * move the cursor or set the title or the clipboard, are replaced, and so are bytes that are no
- * UTF-8, because some terminals read them as C1. */
+/* Writes any text, as it may come from the server, a string of a tree (base/json.h). On a terminal,
+ * control characters, which could move the cursor or set the title or the clipboard, are replaced,
+ * and so are bytes that are no UTF-8, because some terminals read them as C1. */
 static void print_clean_text(FILE *out, bool terminal, const char *text) {
     size_t left = strlen(text), size;
     if (!terminal) {
-        fputs(text, out);
+        char *decoded = mem_must_strdup(text);
+        json_text(text, decoded, &size);
+        fwrite(decoded, 1, size, out);
+        mem_free(decoded);
         return;
     }
     for (; left > 0; text += size, left -= size) {

@@ -15,7 +15,8 @@
 /* Limit of a server's numbers, so that sums do not overflow */
 #define NUMBER_MAX ((int64_t)1 << 53)
 
-static const struct json_limits limits = {.bytes = LINE_BYTES_MAX, .depth = 64, .nodes = 1000000};
+static const struct json_limits limits = {
+    .bytes = LINE_BYTES_MAX, .depth = 64, .nodes = 1000000, .nuls = true};
 
 /* ---- Messages ---- */
 
@@ -108,7 +109,11 @@ static void write_dialogue_message(struct buf *body, const char *role, const cha
         buf_str(body, pictures);
         buf_str(body, "{\"type\":\"text\",\"text\":");
     }
-    json_write_str(body, text, strlen(text));
+    char *decoded = mem_must_strdup(text);
+    size_t size;
+    json_text(text, decoded, &size);
+    json_write_str(body, decoded, size);
+    mem_free(decoded);
     buf_str(body, pictures ? "}]}" : "}");
 }
 

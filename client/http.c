@@ -159,6 +159,7 @@ static void take_end(struct transfer *transfer, CURLcode code, const char *why) 
     }
     answer->end = HTTP_FAILED;
     answer->refused = code == CURLE_COULDNT_CONNECT;
+    if (transfer->stop) why = "the answer is no stream that this client can read";
     snprintf(answer->why, sizeof answer->why, "%s", *why ? why : curl_easy_strerror(code));
 }
 

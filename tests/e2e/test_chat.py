@@ -287,6 +287,19 @@ def test_text_cannot_control_the_terminal(terminal, hostile, get, post, typed):
     assert f"red {SHOWN} end" in t.wait("red .* end")
 
 
+def test_a_text_with_zero_bytes(hostile):
+    """Models with tokens for single bytes may write U+0000. The next turn sends it back."""
+    url = hostile(info(), event(choices=[{"delta": {"content": "a\0b"}, "finish_reason": "stop"}]))
+    run = chat(url, lines=["hi", "more"])
+    assert run.returncode == 0 and run.stdout == "a\0b\n" * 2, run
+    assert hostile.asked[1]["messages"][1]["content"] == "a\0b"
+
+
+def test_an_answer_that_is_no_stream_of_keepd(hostile):
+    run = chat(hostile(info(), (200, b"data: {no JSON\n\n")), lines=["hi"])
+    assert run.returncode == 1 and "no stream that this client can read" in run.stderr, run.stderr
+
+
 @pytest.mark.parametrize("out", [True, False])
 def test_each_stream_is_looked_at_by_itself(hostile, out):
     """A terminal gets no control characters, and a file the text as it is, without colours, whatever stdin is."""
