@@ -128,7 +128,8 @@ static void begin_chunk(struct framing *f, const struct framing_limits *limits, 
         return;
     }
     if (f->left > limits->body_bytes - f->body || f->body > limits->body_bytes) {
-        refuse_body(f, 413, "request_too_large", "The body is too large.", out);
+        refuse_body(f, 413, "request_too_large", "The body is larger than --max-body-bytes allows.",
+                    out);
         return;
     }
     f->body += f->left;

@@ -123,7 +123,8 @@ static size_t declared_size(struct exchange *ex) {
 }
 
 static void http_refuse_size(struct exchange *ex) {
-    oai_refuse(&ex->error, 413, "request_too_large", NULL, "The body is larger than %zu bytes.",
+    oai_refuse(&ex->error, 413, "request_too_large", NULL,
+               "The body is larger than %zu bytes, the limit of --max-body-bytes.",
                ex->server->options.max_body_bytes);
     exchange_refuse(ex);
 }

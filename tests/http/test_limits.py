@@ -23,6 +23,7 @@ def test_body_at_the_limit(start):
     for data in (padded(4097), padded(1 << 20), iter([padded(4096), b"x"])):  # requests sends an iterator in chunks
         r = requests.post(daemon.url + CHAT, data=data, headers=JSON, timeout=60)
         assert r.status_code == 413 and r.json()["error"]["code"] == "request_too_large"
+        assert "--max-body-bytes" in r.json()["error"]["message"]
     assert daemon.chat(max_tokens=1).status_code == 200
 
 
