@@ -71,7 +71,8 @@ static int fill_tokens(struct vision_config *out, struct fault *fault) {
     const int side = form->tile_edge / out->patch;
     form->token_edge = out->patch * out->merge;
     if (form->kind == PICTURE_SMART) {
-        const int64_t most = (int64_t)PICTURE_TOKENS_MAX * form->token_edge * form->token_edge;
+        int64_t most = (int64_t)PICTURE_TOKENS_MAX * form->token_edge * form->token_edge;
+        if (most > PICTURE_PIXELS_MAX) most = PICTURE_PIXELS_MAX;
         if (form->max_pixels > most) form->max_pixels = (int)most;
         form->tile_tokens_max = picture_smart_tokens(form);
         return 0;

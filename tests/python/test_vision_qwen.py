@@ -89,6 +89,14 @@ def test_what_a_processor_is_refused_for(tmp_path):
         assert says in said, (name, said)
 
 
+def test_large_patches_do_not_make_pictures_larger(tmp_path):
+    """The bound of tokens alone would allow patches of 256 pixels pictures of a gigapixel."""
+    model = write_encoder(tmp_path / "model", "qwen3_vl", patch_size=256)
+    processor = json.loads((model / "preprocessor_config.json").read_text())
+    (model / "preprocessor_config.json").write_text(json.dumps({**processor, "patch_size": 256, "min_pixels": 40_000_000, "max_pixels": 50_000_000}))
+    assert "expected 1 to 33554432 pixels" in refusal(model, tmp_path, width=TEXT_WIDTH)
+
+
 @pytest.mark.parametrize("kind, key, value, says", [
     ("qwen2_5_vl", "clip.use_silu", None, "clip.use_silu"), ("qwen3_vl", "clip.use_gelu", None, "clip.use_gelu"),
     ("qwen2_5_vl", "clip.vision.n_wa_pattern", None, "n_wa_pattern: missing"), ("qwen2_5_vl", "clip.vision.window_size", 7, "window_size"),
