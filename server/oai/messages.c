@@ -55,9 +55,10 @@ static const char *part_text(const cJSON *part, bool result, const char *path,
     if (strcmp(type->valuestring, "text") != 0 && result) return oai_left_out(type->valuestring);
     if (strcmp(type->valuestring, "text") != 0) {
         oai_refuse(error, 400, "unsupported_parameter", field,
-                   "Unsupported value for '%s': only parts of type 'text' are served, found "
+                   "Unsupported value for '%s': %sonly parts of type 'text' are served, found "
                    "'%.32s'.",
-                   field, type->valuestring);
+                   field, strstr(type->valuestring, "image") ? "this model sees no pictures; " : "",
+                   type->valuestring);
         return NULL;
     }
     if (cJSON_IsString(text)) return text->valuestring;

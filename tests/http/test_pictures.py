@@ -405,3 +405,4 @@ def test_a_model_without_eyes_refuses(shared):
     r = shared.chat(messages=user(part(png(9, 9))), max_tokens=5)
     assert r.status_code == 400
     assert r.json()["error"]["param"] == "messages[0].content[0].type" and r.json()["error"]["code"] == "unsupported_parameter"
+    assert "this model sees no pictures" in r.json()["error"]["message"]
