@@ -1,6 +1,7 @@
 #include "client/dialogue.h"
 
 #include <inttypes.h>
+#include <nettle/base64.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
@@ -37,14 +38,12 @@ void dialogue_close(struct dialogue *dialogue) {
 }
 
 static void write_picture_base64(struct buf *out, const char *file, size_t size) {
-    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    for (size_t i = 0; i < size; i += 3) {
-        const size_t count = size - i < 3 ? size - i : 3;
-        uint32_t bits = 0;
-        char text[5] = "====";
-        for (size_t k = 0; k < count; k++) bits |= (uint32_t)(uint8_t)file[i + k] << (16 - 8 * k);
-        for (size_t k = 0; k <= count; k++) text[k] = digits[bits >> (18 - 6 * k) & 63];
-        buf_add(out, text, 4);
+    enum { BYTES = 3 << 10 }; /* whole groups of three bytes */
+    char text[BASE64_ENCODE_RAW_LENGTH(BYTES)];
+    for (size_t at = 0; at < size; at += BYTES) {
+        const size_t some = size - at < BYTES ? size - at : BYTES;
+        base64_encode_raw(text, some, (const uint8_t *)file + at);
+        buf_add(out, text, BASE64_ENCODE_RAW_LENGTH(some));
     }
 }
 

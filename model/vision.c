@@ -13,7 +13,8 @@
  * fewer than PART_BLOCK rows would read the weights too often. */
 #define VISION_PART_COST ((int64_t)1 << 29)
 #define PART_BLOCK       32
-#define PART_ROWS_MAX    1024 /* rows of the memory that a part needs beside the tile's own */
+/* Rows of the memory that a part needs beside the tile's own: a window is never parted. */
+#define PART_ROWS_MAX VISION_WINDOW_MAX
 
 /* Backend memory: of a tile, a row for each patch; of a part, a row for each of its patches. */
 struct vision_scratch {
@@ -107,14 +108,27 @@ static void fill_frequencies(struct vision *vision) {
     }
 }
 
+static size_t staging_numbers(const struct vision *vision) {
+    const struct vision_config *c = &vision->config;
+    const int widest = max_int(patch_pixels(c), max_int(c->width, c->text_width));
+    return (size_t)vision->rows_max * (size_t)widest;
+}
+
+/* Bytes of a tile in host memory. */
+static size_t host_bytes(const struct vision *vision) {
+    const struct vision_tile *tile = &vision->tile;
+    const size_t each = (size_t)patch_pixels(&vision->config) + sizeof *tile->places +
+                        sizeof *tile->order + sizeof *tile->picked + sizeof *tile->ends;
+    return (size_t)vision->patches_max * each + staging_numbers(vision) * sizeof(float);
+}
+
 static void open_host(struct vision *vision) {
     const struct vision_config *c = &vision->config;
     struct vision_tile *tile = &vision->tile;
     const size_t patches = (size_t)vision->patches_max;
-    const int widest = max_int(patch_pixels(c), max_int(c->width, c->text_width));
     picture_fill_values(&c->form, vision->values);
     fill_frequencies(vision);
-    vision->staging = mem_must_alloc((size_t)vision->rows_max * (size_t)widest, sizeof(float));
+    vision->staging = mem_must_alloc(staging_numbers(vision), sizeof(float));
     tile->pixels = mem_must_alloc(patches, (size_t)patch_pixels(c));
     tile->places = mem_must_alloc(patches, sizeof *tile->places);
     tile->order = mem_must_alloc(patches, sizeof *tile->order);
@@ -147,8 +161,7 @@ static int open_scratch(struct vision *vision, bool check_only, struct fault *fa
     };
     struct kern_cache_info info = {0};
     const struct kern_cache_options cache = cache_of(vision, &info);
-    vision->step_bytes = (size_t)(cache.pages * info.page_bytes) +
-                         (size_t)patches * ((size_t)patch_pixels(c) + sizeof(struct kern_place));
+    vision->step_bytes = (size_t)(cache.pages * info.page_bytes) + host_bytes(vision);
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
         const size_t bytes = (size_t)arrays[i].rows * (size_t)arrays[i].width * sizeof(float);
         vision->step_bytes += bytes;

@@ -35,6 +35,8 @@
 /* Families by the names of their tensors. */
 enum vision_naming { VISION_GGUF, VISION_IDEFICS3, VISION_GEMMA3, VISION_QWEN2_5, VISION_QWEN3 };
 
+#define VISION_WINDOW_MAX 1024 /* patches of a window */
+
 struct vision_config {
     struct picture_form form;
     bool gguf;                 /* names of tensors are those of a GGUF file of type mmproj */

@@ -7,10 +7,9 @@
 #include "model/json_file.h"
 #include "model/vision.h"
 
-#define VISION_EDGE_MAX   4096 /* pixels of a tile's side */
-#define VISION_SIDE_MAX   64   /* patches of a tile's side, where all tiles are alike */
-#define VISION_MERGE_MAX  16
-#define VISION_WINDOW_MAX 1024 /* patches of a window */
+#define VISION_EDGE_MAX  4096 /* pixels of a tile's side */
+#define VISION_SIDE_MAX  64   /* patches of a tile's side, where all tiles are alike */
+#define VISION_MERGE_MAX 16
 
 /* Families: what all of their models have alike. */
 static const struct vision_family {

@@ -142,7 +142,7 @@ static int read_gif_indices(struct gif_reading *g, int root_bits, uint8_t *indic
         size = code < clear ? 1 : length[code];
         if (size > count - done) size = count - done;
         if (code < clear) indices[done] = (uint8_t)code;
-        /* One by one, because a text may reach into its own copy. */
+        /* Bytes are copied one by one, because a text may reach into its own copy. */
         for (size_t i = 0; code > end && i < size; i++) indices[done + i] = indices[at[code] + i];
         done += size;
     }
