@@ -7,9 +7,8 @@
  * patch sees all others, or those of its window. A merger joins squares of patches and multiplies
  * them into the width of the text model (Idefics3, arXiv 2408.12637, section 3; SmolVLM, arXiv
  * 2504.05299; Qwen2.5-VL, arXiv 2502.13923, section 2.1), or their means (Gemma 3, arXiv
- * 2503.19786, section 2.1). Further mergers may give rows for the
- * text model's first layers (DeepStack, arXiv 2406.04334; Qwen3-VL). Families are data: struct
- * vision_config.
+ * 2503.19786, section 2.1). Further mergers may give rows for the text model's first layers
+ * (DeepStack, arXiv 2406.04334; Qwen3-VL). Families are data: struct vision_config.
  *
  * A tile's rows depend on that tile alone, so they are the same bits whenever and beside whatever
  * they are computed. The work of a tile is divided into parts of about equal cost, so that steps of
@@ -57,7 +56,7 @@ struct vision_config {
     bool pools;           /* the row is their mean with an RMSNorm; else they stand side by side */
     bool merger_products; /* mergers are two products with GELU in between; else one, without bias
                            */
-    int text_width;       /* numbers of such a row, but for `deep` */
+    int text_width;       /* numbers of an embedding of the text model */
     int deep; /* further embeddings of a row, for the text model's first layers; see kern_given */
     int deep_layers[VISION_DEEP_MAX]; /* [deep] layers behind which these are made, ascending */
     enum model_axes axes;             /* the text model has these; AXES_ONE: any */
