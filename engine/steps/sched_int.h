@@ -1,13 +1,13 @@
 /* Declarations shared by the files of the scheduler: sched.c (steps), sched_evict.c (evictions and
  * shifts), sched_turns.c (who takes part in a step), sched_batch.c (the rows of a step),
  * sched_admit.c (admission), sched_keep.c (sequences that continue conversations and become some),
- * sched_checkpoint.c (conversations that running sequences leave), sched_draft.c (drafted tokens),
- * sched_drafter.c (those of the draft model), sched_pool.c (vectors of texts), sched_pictures.c
- * (pictures in prompts).
- * No other file includes this. */
+ * sched_checkpoint.c (conversations that running sequences leave), sched_end.c (ends),
+ * sched_draft.c (drafted tokens), sched_drafter.c (those of the draft model), sched_pool.c (vectors
+ * of texts), sched_pictures.c (pictures in prompts). No other file includes this. */
 #ifndef KEEPD_ENGINE_STEPS_SCHED_INT_H
 #define KEEPD_ENGINE_STEPS_SCHED_INT_H
 
+#include "base/clock.h"
 #include "engine/steps/sched.h"
 
 /* The results of admission for one waiting job. */
@@ -37,10 +37,12 @@ static inline void sched_sort_in(const struct sched *sched, int count, struct se
     sched->sorted[count] = seq;
 }
 
-/* Ends a job that waited and never ran. */
-void sched_finish_job(struct sched *sched, struct engine_job *job, enum engine_finish finish);
+/* The time by which steps are measured. */
+static inline int64_t sched_clock(const struct sched *sched) {
+    return sched->options.clock ? sched->options.clock(sched->options.model) : clock_ns();
+}
 
-/* ---- sched.c ---- */
+/* ---- A step ---- */
 
 /* A row whose logits are wanted: the next token of a sequence, or the score of a prompt token. */
 struct sched_want {
@@ -48,11 +50,6 @@ struct sched_want {
     int32_t scored; /* index of the prompt token this row's logits score; -1 = sample; -2 - i: the
                        token number i of those that the request judges */
 };
-
-/* Ends the job's sequences with an error. */
-void sched_fail_job(struct sched *sched, struct engine_job *job, int rc, const char *what);
-/* The time by which steps are measured. */
-int64_t sched_clock(const struct sched *sched);
 
 /* Returns the number of the token that is judged; -1: none is. */
 static inline int32_t sched_judged(const struct sched_want *want) {
@@ -90,6 +87,17 @@ int64_t sched_held_if_due(const struct sequence *seq);
 int32_t sched_rows_to_eviction(const struct sequence *seq);
 /* Returns whether a choice that begins after the leader's prompt waits for its first mask. */
 bool sched_first_waits(const struct sched *sched, const struct sequence *leader);
+
+/* ---- sched_end.c ---- */
+
+/* Ends a job that waited and never ran. */
+void sched_finish_job(struct sched *sched, struct engine_job *job, enum engine_finish finish);
+/* Takes the sequences out that have finished or are cancelled. */
+void sched_end_finished(struct sched *sched);
+/* The sequences of a job whose fault is set finish with an error. */
+void sched_end_failed(struct sched *sched, const struct engine_job *job);
+/* Sets the job's fault, too. */
+void sched_fail_job(struct sched *sched, struct engine_job *job, int rc, const char *what);
 
 /* ---- sched_turns.c ---- */
 
