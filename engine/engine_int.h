@@ -46,6 +46,13 @@ struct engine {
     int replica_count;
 };
 
+/* ---- options.c ---- */
+
+/* Checks what needs no model; a fault names its option. */
+int engine_options_check(const struct engine_options *options, struct fault *fault);
+enum quantization engine_quantization(const struct engine_options *options);
+/* Returns whether adapters may be loaded after the start. */
+bool engine_may_load_adapters(const struct engine_options *options);
 /* Returns the backend that the options ask for. */
 struct backend_options engine_backend(const struct engine_options *options, int replicas);
 /* Returns the model that the options ask for, without the sizes of a step. */
