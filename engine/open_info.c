@@ -1,5 +1,5 @@
-/* What an opened engine says of itself (struct engine_info), and what a check of the options found
- * (struct engine_found). */
+/* The facts about an opened engine (struct engine_info), and those that a check of the options
+ * finds (struct engine_found). */
 #include <stdio.h>
 #include <string.h>
 
