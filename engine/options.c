@@ -1,5 +1,5 @@
-/* What the engine's options alone decide: whether they are valid, and the options of the backend
- * and of the model that follow from them. */
+/* The engine's options on their own: checks that need no model, and the options of the backend and
+ * of the model that follow from them. */
 #include <stdio.h>
 #include <string.h>
 
