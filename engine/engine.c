@@ -426,9 +426,9 @@ static int find_adapter_path(const struct engine *e, const char *path, char *who
     if (n < 0 || (size_t)n >= sizeof joined)
         return fault_set(fault, ERR_INVALID, "lora_path", "the path is too long");
     const bool there = realpath(folder, whole) && realpath(joined, found);
-    const size_t size = there ? strlen(whole) : 0;
+    const size_t size = there && strcmp(whole, "/") != 0 ? strlen(whole) : 0;
     if (there && strncmp(found, whole, size) == 0 && found[size] == '/') return 0;
-    return fault_set(fault, ERR_INVALID, "lora_path",
+    return fault_set(fault, ERR_NOTFOUND, "lora_path",
                      "'%.200s' is not in the folder for adapters (--lora-dir)", path);
 }
 
@@ -436,6 +436,7 @@ static int find_adapter_path(const struct engine *e, const char *path, char *who
  * Faults cut long paths: what is left of one goes, too. */
 static void hide_adapter_folder(char *text, const char *whole) {
     char head[64], *at;
+    if (strcmp(whole, "/") == 0) return; /* every path in it is whole */
     snprintf(head, sizeof head, "%.63s", whole);
     while ((at = strstr(text, head))) {
         size_t size = 0;

@@ -483,26 +483,39 @@ static struct served_model *first_loaded(const struct models *models) {
     return NULL;
 }
 
+static const char *name_asked(struct exchange *ex) {
+    return MHD_lookup_connection_value(ex->connection, MHD_GET_ARGUMENT_KIND, "model");
+}
+
+/* *adapter: as of models_find. */
+static struct served_model *find_asked(struct exchange *ex, const char **adapter) {
+    const char *name = name_asked(ex);
+    struct served_model *model =
+        name ? models_find(ex->server, name, adapter) : first_loaded(&ex->server->models);
+    if (model || !name) return ex->model = model ? model : ex->model;
+    (void)refuse_absent(ex, name);
+    exchange_refuse(ex);
+    return NULL;
+}
+
+struct served_model *models_ask(struct exchange *ex) {
+    const char *adapter;
+    return find_asked(ex, &adapter);
+}
+
 struct served_model *models_take(struct exchange *ex) {
     if (ex->holds) return ex->model;
-    const char *name = MHD_lookup_connection_value(ex->connection, MHD_GET_ARGUMENT_KIND, "model");
     const char *adapter = NULL;
-    struct served_model *model =
-        name ? models_find(ex->server, name, &adapter) : first_loaded(&ex->server->models);
-    if (name && !model) {
-        (void)refuse_absent(ex, name);
-        exchange_refuse(ex);
-        return NULL;
-    }
-    if (model) ex->model = model;
-    if (!model || model->state != SERVED_LOADED) {
+    struct served_model *model = find_asked(ex, &adapter);
+    if (!model) return NULL;
+    if (model->state != SERVED_LOADED) {
         refuse_busy(ex, "model_not_loaded", 0, "is not loaded: a request that uses it loads it.");
         exchange_refuse(ex);
         return NULL;
     }
     hold_model(ex);
     if (adapter && !exchange_take_adapter(ex, adapter)) {
-        (void)refuse_absent(ex, name);
+        (void)refuse_absent(ex, name_asked(ex));
         exchange_refuse(ex);
         return NULL;
     }

@@ -60,6 +60,8 @@ enum models_entry models_enter(struct exchange *exchange);
 /* Holds a loaded model for a request without a body: the one that ?model= names, or else the first
  * one that is loaded. NULL: refused, and the request is answered. */
 struct served_model *models_take(struct exchange *exchange);
+/* Returns that model, or else the first one, without holding it. NULL: as above. */
+struct served_model *models_ask(struct exchange *exchange);
 void models_leave(struct exchange *exchange);  /* holds nothing from here on */
 void models_forget(struct exchange *exchange); /* waits no longer */
 

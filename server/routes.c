@@ -193,12 +193,23 @@ static void get_loads(struct exchange *ex) {
     mem_free(statuses);
 }
 
+/* Answers with what was kept of a model that sleeps (`kept`: of the one that is asked for). false:
+ * nothing was, or it is loaded. */
+static bool answer_asleep(struct exchange *ex, const struct buf *kept) {
+    const bool asleep = ex->model->state != SERVED_LOADED && kept->size;
+    if (asleep) buf_add(&ex->answer.body, kept->data, kept->size);
+    return asleep;
+}
+
 static void get_props(struct exchange *ex) {
-    if (models_take(ex)) oai_render_props(&ex->answer.body, &ex->model->rules);
+    const struct served_model *model = models_ask(ex);
+    if (!model || answer_asleep(ex, &model->props)) return;
+    if (models_take(ex)) oai_render_props(&ex->answer.body, &model->rules, false);
 }
 
 static void get_slots(struct exchange *ex) {
-    if (!models_take(ex)) return;
+    const struct served_model *model = models_ask(ex);
+    if (!model || answer_asleep(ex, &model->slots) || !models_take(ex)) return;
     struct engine_sequence_row *rows = mem_try_alloc(ROWS_MAX, sizeof *rows);
     if (rows) {
         int count = engine_sequences(ex->model->engine, rows, ROWS_MAX);

@@ -91,6 +91,8 @@ int served_open(struct served_model *model, struct server *server,
     model->server = server;
     model->options = options;
     model->waiting_end = &model->waiting;
+    buf_open(&model->props, SIZE_MAX / 2);
+    buf_open(&model->slots, SIZE_MAX / 2);
     return set_names(model, options->names, fault);
 }
 
@@ -135,6 +137,14 @@ static void clear_rules(struct served_model *model) {
     model->rules.info = NULL;
 }
 
+/* Keeps what routes that only describe the model answer while it sleeps. */
+static void keep_descriptions(struct served_model *model) {
+    buf_clear(&model->props);
+    buf_clear(&model->slots);
+    oai_render_props(&model->props, &model->rules, true);
+    oai_render_slots(&model->slots, model->rules.info, NULL, 0);
+}
+
 int served_use(struct served_model *model, struct engine *engine, struct fault *fault) {
     const struct engine_info *info = engine_info(engine);
     int rc = oai_check_parser(info->tool_template, model->options->tool_call_parser, fault);
@@ -156,6 +166,8 @@ void served_close(struct served_model *model) {
     engine_close(model->engine);
     oai_close_tools(&model->rules.tools);
     stats_close(&model->stats);
+    buf_close(&model->props);
+    buf_close(&model->slots);
     mem_free(model->past);
     mem_free(model->names);
 }
@@ -214,6 +226,7 @@ void served_begin(struct served_model *model, enum served_task task, struct serv
         }
         model->state = SERVED_UNLOADING;
         work->engine = model->engine;
+        keep_descriptions(model);
         model->engine = NULL;
         clear_rules(model);
     }

@@ -36,9 +36,10 @@ struct served_model {
     int64_t memory_bytes;
     int max_model_len;
     struct fault fault;
-    struct engine *engine;  /* NULL: not loaded */
-    char *names;            /* storage of rules.names */
-    struct oai_rules rules; /* names always; the others while it is loaded */
+    struct engine *engine;   /* NULL: not loaded */
+    char *names;             /* storage of rules.names */
+    struct buf props, slots; /* answers of these routes after it was unloaded; empty: never */
+    struct oai_rules rules;  /* names always; the others while it is loaded */
     struct stats stats;
     struct watchdog watchdog;
     struct engine_status *past;      /* [stats.replica_count] counts of engines that were closed */

@@ -1,6 +1,6 @@
 /* Adapters of the fake engine: names and digests, those of their paths. They change no answer. One
- * whose path holds "broken" is refused, and one whose path holds "gated" waits for the file of
- * KEEPD_FAKE_GATE. */
+ * whose path holds "broken" or "absent" is refused, and one whose path holds "gated" waits for the
+ * file of KEEPD_FAKE_GATE. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -21,6 +21,8 @@ static int add_fake_adapter(struct fake_adapters *adapters, const char *name, co
                             struct fault *fault) {
     if (strstr(path, "broken"))
         return fault_set(fault, ERR_UNSUPPORTED, "use_dora", "the fake adapter is broken");
+    if (strstr(path, "absent"))
+        return fault_set(fault, ERR_NOTFOUND, "lora_path", "the fake adapter is absent");
     if (find_fake_adapter(adapters, name))
         return fault_set(fault, ERR_INVALID, "lora_name", "an adapter has the name '%s' already",
                          name);

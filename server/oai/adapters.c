@@ -28,7 +28,9 @@ static int load_adapter(struct engine *engine, const struct oai_request *request
     const int rc = engine_adapter_load(engine, request->adapter, request->adapter_path, &fault);
     if (rc == 0) return 0;
     if (rc == ERR_NOMEM || rc == ERR_STOPPED) return oai_refuse_fault(error, &fault);
-    return oai_refuse(error, 400, "invalid_adapter",
+    /* A file that is missing in an adapter's directory is another fault. */
+    const bool absent = rc == ERR_NOTFOUND && strcmp(fault.field, "lora_path") == 0;
+    return oai_refuse(error, absent ? 404 : 400, absent ? "adapter_not_found" : "invalid_adapter",
                       strcmp(fault.field, "lora_name") == 0 ? "lora_name" : "lora_path",
                       "The adapter cannot be loaded: %s%s%s.", fault.field,
                       fault.field[0] ? ": " : "", fault.text);

@@ -229,7 +229,7 @@ static void write_defaults(struct buf *out, const struct oai_rules *rules) {
             (double)sampling.top_p, (double)sampling.min_p, (double)sampling.repetition);
 }
 
-void oai_render_props(struct buf *out, const struct oai_rules *rules) {
+void oai_render_props(struct buf *out, const struct oai_rules *rules, bool sleeps) {
     const struct engine_info *info = rules->info;
     buf_str(out, "{\"default_generation_settings\":");
     write_defaults(out, rules);
@@ -246,9 +246,9 @@ void oai_render_props(struct buf *out, const struct oai_rules *rules) {
     write_str(out, info->eos_token ? info->eos_token : "");
     buf_fmt(out,
             ",\"endpoint_slots\":true,\"endpoint_props\":false,\"endpoint_metrics\":true"
-            ",\"endpoint_infill\":%s,\"is_sleeping\":false,\"build_info\":\"keepd-" KEEPD_VERSION
+            ",\"endpoint_infill\":%s,\"is_sleeping\":%s,\"build_info\":\"keepd-" KEEPD_VERSION
             "\"}",
-            rules->fim.known ? "true" : "false");
+            rules->fim.known ? "true" : "false", sleeps ? "true" : "false");
 }
 
 /* The first places are taken by the running sequences. */

@@ -214,6 +214,10 @@ struct oai_request {
     int32_t dimensions;               /* numbers of a vector that are kept, the first ones */
     bool base64, raw_vectors;         /* written so; not normalised */
     bool raw_labels;                  /* scores without the sigmoid */
+    int query_count; /* the last prompts, with whose vectors those of the others are compared;
+                        0: none */
+    const char *query_field; /* of these, as prompt_field and prompt_list */
+    bool query_list;
     bool stream, include_usage, continuous_usage, include_progress, echo;
     bool split_reasoning, hide_reasoning;
     bool include_stop;          /* the stop string is shown */
@@ -506,7 +510,7 @@ void oai_render_loads(struct buf *out, const struct oai_load *load); /* SGLang's
 void oai_render_server_info(struct buf *out, const struct oai_rules *rules);
 void oai_render_tokenizer_info(struct buf *out, const struct engine *engine); /* vLLM's form */
 /* Write /props and /slots in llama.cpp's forms. A slot is a place for a running sequence. */
-void oai_render_props(struct buf *out, const struct oai_rules *rules);
+void oai_render_props(struct buf *out, const struct oai_rules *rules, bool sleeps);
 void oai_render_slots(struct buf *out, const struct engine_info *info,
                       const struct engine_sequence_row *rows, int row_count);
 /* Writes the answer of GET /v1/conversations. */

@@ -138,10 +138,13 @@ static int read_keys(struct oai_reader *r) {
 /* --- prompts --- */
 
 void oai_prompt_path(const struct oai_request *request, int i, char path[OAI_PATH]) {
-    if (request->prompt_list)
-        oai_path(path, "%s[%d]", request->prompt_field, i);
+    const int query = i - (request->prompt_count - request->query_count);
+    const bool is_query = request->query_count && query >= 0;
+    const char *field = is_query ? request->query_field : request->prompt_field;
+    if (is_query ? request->query_list : request->prompt_list)
+        oai_path(path, "%s[%d]", field, is_query ? query : i);
     else
-        oai_path(path, "%s", request->prompt_field);
+        oai_path(path, "%s", field);
 }
 
 int oai_read_messages(struct oai_reader *r) {

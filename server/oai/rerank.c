@@ -2,7 +2,8 @@
  * texts: it reads a chat that asks whether the document meets the requirements, and the score is
  * the probability of "yes" beside that of "no" as the first word of its answer. With the template
  * of Qwen3 this is the prompt of Qwen3-Reranker, token by token. A cross-encoder reads both texts
- * as its tokenizer joins them, and the score is its label. */
+ * as its tokenizer joins them, and the score is its label. An encoder that makes vectors reads each
+ * text alone, and the score is the cosine of the two vectors. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -46,16 +47,29 @@ static int check_labels(struct oai_reader *r) {
         "was trained to.");
 }
 
+/* Does the model compare texts by vectors? */
+static bool compares_vectors(const struct oai_reader *r) {
+    return r->rules->info->whole_texts && !r->rules->info->labels;
+}
+
+static int refuse_pair_fields(struct oai_reader *r) {
+    static const char *const names[] = {"instruction", "use_activation", "raw_scores"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (json_get(r->body, names[i]))
+            return oai_refuse(r->error, 400, "unsupported_parameter", names[i],
+                              "Unsupported parameter: '%s'. This model makes vectors of texts, and "
+                              "scores are the cosines of these.",
+                              names[i]);
+    return 0;
+}
+
 static int check_judge(struct oai_reader *r) {
     if (r->rules->info->labels) return check_labels(r);
+    if (compares_vectors(r)) return refuse_pair_fields(r);
     if (json_get(r->body, "truncate_prompt_tokens"))
         return oai_refuse(r->error, 400, "unsupported_parameter", "truncate_prompt_tokens",
                           "Unsupported parameter: 'truncate_prompt_tokens'. This model reads both "
                           "texts in a chat, which is not shortened.");
-    if (r->rules->info->whole_texts)
-        return oai_refuse(r->error, 400, "unsupported_model", NULL,
-                          "This model makes vectors of texts and judges no pairs of them: it "
-                          "serves /v1/embeddings.");
     if (!r->rules->info->has_chat_template)
         return oai_refuse(r->error, 400, "unsupported_model", NULL,
                           "This model has no chat template in which it could be asked about a "
@@ -106,11 +120,33 @@ static struct oai_text copy_document(const struct oai_reader *r, const char *tex
     return copy;
 }
 
+/* Makes a prompt of each text: the queries are the last. */
+static int add_compared(struct oai_reader *r, const char *const *queries, int query_count,
+                        const char *const *documents, int count) {
+    struct oai_request *out = r->out;
+    if (count + query_count > OAI_INPUTS_MAX + 1)
+        return oai_invalid(r, out->prompt_field,
+                           "this model reads each text alone: expected at most %d texts on both "
+                           "sides together, found %d",
+                           OAI_INPUTS_MAX + 1, count + query_count);
+    out->prompts = arena_alloc(r->arena, (size_t)(count + query_count), sizeof *out->prompts);
+    if (!out->prompts) return oai_no_memory(r);
+    for (int i = 0; i < count; i++) out->prompts[i] = (struct oai_prompt){.text = documents[i]};
+    for (int i = 0; i < query_count; i++)
+        out->prompts[count + i] = (struct oai_prompt){.text = queries[i]};
+    out->prompt_count = count + query_count;
+    out->query_count = query_count;
+    out->add_special = true;
+    out->sampling.dimensions = out->dimensions = r->rules->info->width;
+    return oai_read_pooling(r);
+}
+
 /* Makes a prompt of each pair: `count` documents, one query or as many. */
 static int add_pairs(struct oai_reader *r, const char *const *queries, int query_count,
                      const char *const *documents, int count) {
     struct oai_request *out = r->out;
     const char *task = DEFAULT_TASK;
+    if (compares_vectors(r)) return add_compared(r, queries, query_count, documents, count);
     if (oai_get_str(r, NULL, r->body, "instruction", &task)) return -1;
     out->prompts = arena_alloc(r->arena, (size_t)count, sizeof *out->prompts);
     if (!out->prompts) return oai_no_memory(r);
@@ -140,6 +176,7 @@ static int read_activation(struct oai_reader *r) {
 
 static int judge_pairs(struct oai_reader *r) {
     struct engine_request *sampling = &r->out->sampling;
+    if (r->out->query_count) return oai_read_truncation(r);
     if (read_activation(r)) return -1;
     sampling->pooling = r->rules->info->labels ? ENGINE_POOL_LABELS : ENGINE_POOL_NEXT;
     sampling->judged = r->rules->verdict.ids;
@@ -220,6 +257,7 @@ static int parse_rerank(struct oai_reader *r) {
     bool returned = !texts, one = false;
     int count = 0;
     out->prompt_field = field;
+    out->query_field = "query";
     out->prompt_list = true;
     out->bare_ranking = texts;
     if (texts && json_get(r->body, "documents"))
@@ -255,7 +293,9 @@ static int parse_score(struct oai_reader *r) {
         read_rerank_texts(r, "text_2", &second, &count, &other))
         return -1;
     out->prompt_field = "text_2";
+    out->query_field = "text_1";
     out->prompt_list = !other;
+    out->query_list = !one;
     if (first_count > 1 && first_count != count)
         return oai_invalid(r, "text_2",
                            "expected as many texts as 'text_1' has (%d), or one text there; "
@@ -267,12 +307,32 @@ static int parse_score(struct oai_reader *r) {
 
 /* --- answers --- */
 
-/* The model's label, or the softmax over both words. */
+/* Sums are of doubles, in the numbers' order. A vector of zeros is like no other. */
+static double cosine_of(const float *a, const float *b, int count) {
+    double product = 0, a_sum = 0, b_sum = 0;
+    for (int i = 0; i < count; i++) {
+        product += (double)a[i] * (double)b[i];
+        a_sum += (double)a[i] * (double)a[i];
+        b_sum += (double)b[i] * (double)b[i];
+    }
+    return a_sum > 0 && b_sum > 0 ? product / sqrt(a_sum) / sqrt(b_sum) : 0;
+}
+
+/* Returns how many scores the answer has. */
+static int score_count_of(const struct oai_answer *answer) {
+    return answer->job_count - answer->request->query_count;
+}
+
+/* The vectors' cosine, the model's label, or the softmax over both words. */
 static double rerank_score_of(const struct oai_answer *answer, int index) {
     const struct engine_info *info = answer->rules->info;
+    const struct oai_request *request = answer->request;
     const float *pooled = answer->jobs[index].pooled;
+    const int query = score_count_of(answer) + (request->query_count > 1 ? index : 0);
+    if (request->query_count)
+        return cosine_of(pooled, answer->jobs[query].pooled, request->dimensions);
     const double label = (double)pooled[0];
-    if (info->labels) return answer->request->raw_labels ? label : 1 / (1 + exp(-label));
+    if (info->labels) return request->raw_labels ? label : 1 / (1 + exp(-label));
     return 1 / (1 + exp((double)pooled[1] - (double)pooled[0]));
 }
 
@@ -314,14 +374,14 @@ static void write_ranked(struct buf *out, const struct oai_request *request,
 
 static void write_ranking(struct buf *out, const struct oai_answer *answer) {
     const struct oai_request *request = answer->request;
-    struct ranked *ranked = mem_try_alloc((size_t)answer->job_count, sizeof *ranked);
+    const int count = score_count_of(answer);
+    struct ranked *ranked = mem_try_alloc((size_t)count, sizeof *ranked);
     if (!ranked) {
         out->failed = true;
         return;
     }
-    for (int i = 0; i < answer->job_count; i++)
-        ranked[i] = (struct ranked){rerank_score_of(answer, i), i};
-    qsort(ranked, (size_t)answer->job_count, sizeof *ranked, compare_ranked);
+    for (int i = 0; i < count; i++) ranked[i] = (struct ranked){rerank_score_of(answer, i), i};
+    qsort(ranked, (size_t)count, sizeof *ranked, compare_ranked);
     if (request->bare_ranking) {
         write_ranked(out, request, ranked);
     } else {
@@ -341,7 +401,7 @@ static void rerank_write_scores(struct buf *out, const struct oai_answer *answer
             answer->created);
     json_write_str(out, answer->model, strlen(answer->model));
     buf_str(out, ",\"data\":[");
-    for (int i = 0; i < answer->job_count; i++) {
+    for (int i = 0; i < score_count_of(answer); i++) {
         buf_fmt(out, "%s{\"index\":%d,\"object\":\"score\",\"score\":", i ? "," : "", i);
         json_write_num(out, rerank_score_of(answer, i));
         buf_char(out, '}');

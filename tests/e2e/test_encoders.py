@@ -184,14 +184,44 @@ def test_what_an_encoder_does_not_serve(daemon, tmp_path):
     d = daemon("--model", str(model))
     messages = [{"role": "user", "content": "hello"}]
     for path, body in (("/v1/chat/completions", {"messages": messages}), ("/v1/completions", {"prompt": "a"}),
-                       ("/v1/responses", {"input": "a"}), ("/v1/messages", {"messages": messages, "max_tokens": 1}),
-                       ("/v1/rerank", {"query": "a", "documents": ["b"]})):
+                       ("/v1/responses", {"input": "a"}), ("/v1/messages", {"messages": messages, "max_tokens": 1})):
         r = requests.post(d.url + path, json=body, timeout=60)
         assert r.status_code == 400, (path, r.text)
         assert "vectors" in r.json()["error"]["message"] or "template" in r.json()["error"]["message"], r.text
     assert len(embed(d, "a")) == 1
     info = requests.get(f"{d.url}/server_info", timeout=60).json()
     assert info["model_family"] == "bert" and info["pooling"] == "mean" and info["embedding_width"] == 32
+
+
+def test_texts_are_compared_by_their_vectors(daemon, tmp_path):
+    """An encoder without labels scores pairs by the cosine of two vectors, as vLLM does."""
+    d = daemon("--model", str(write_model(tmp_path / "model")))
+    texts = TEXTS[:4]
+    vectors = np.array([numbers(raw) for raw in embed(d, texts)])
+
+    def post(path, status=200, **body):
+        r = requests.post(f"{d.url}/v1/{path}", json=body, timeout=60)
+        assert r.status_code == status, r.text
+        return r.json()
+
+    def scores(first, second):
+        return [s["score"] for s in post("score", text_1=first, text_2=second)["data"]]
+
+    assert scores(texts[0], texts) == pytest.approx(vectors @ vectors[0], abs=1e-6)
+    assert scores(texts[:2], texts[2:]) == pytest.approx((vectors[:2] * vectors[2:]).sum(1), abs=1e-6)
+    assert scores(texts[1], texts[2]) == pytest.approx([vectors[1] @ vectors[2]], abs=1e-6)
+    ranked = post("rerank", query=texts[0], documents=texts, top_n=3)["results"]
+    assert [x["index"] for x in ranked] == list(np.argsort(-(vectors @ vectors[0]), kind="stable")[:3])
+    assert ranked[0]["relevance_score"] == pytest.approx(1, abs=1e-6) and ranked[0]["document"]["text"] == texts[0]
+    long, count = "a " * 300, len(ids_of(d, texts[0]))
+    assert post("score", text_1=texts[0], text_2=texts[0])["usage"]["prompt_tokens"] == 2 * count
+    for path, body, param in (("score", {"text_1": long, "text_2": ["a"]}, "text_1"), ("score", {"text_1": ["a", long], "text_2": ["a", "b"]}, "text_1[1]"),
+                              ("score", {"text_1": "a", "text_2": long}, "text_2"), ("rerank", {"query": "a", "documents": ["a", long]}, "documents[1]"),
+                              ("score", {"text_1": ["a"] * 1025, "text_2": ["a"] * 1025}, "text_2"),
+                              ("score", {"text_1": "a", "text_2": "a", "use_activation": True}, "use_activation"),
+                              ("rerank", {"query": "a", "documents": ["a"], "instruction": "b"}, "instruction")):
+        assert post(path, 400, **body)["error"]["param"] == param
+    assert post("score", text_1=long, text_2=long, truncate_prompt_tokens=-1)["data"][0]["score"] == pytest.approx(1, abs=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "xlm-roberta"])

@@ -91,6 +91,8 @@ def test_adapters_come_and_go(start):
     assert load(daemon, 400, lora_name="x", lora_path="y")["error"]["param"] == "lora_name"
     error = load(daemon, 400, lora_name="y", lora_path="broken")["error"]
     assert error["param"] == "lora_path" and "use_dora" in error["message"]
+    error = load(daemon, 404, lora_name="y", lora_path="absent")["error"]  # as vLLM's
+    assert error["param"] == "lora_path" and error["code"] == "adapter_not_found"
     load(daemon, lora_name="y", lora_path="y")
     assert "at most 2" in load(daemon, 400, lora_name="z", lora_path="z")["error"]["message"]
     assert unload(daemon, lora_name="x") == {"id": "x", "object": "lora_adapter", "parent": MODEL, "loaded": False}

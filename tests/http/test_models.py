@@ -428,9 +428,15 @@ def test_a_folder_of_models_is_served(tmp_path):
 def test_an_idle_model_sleeps(many):
     daemon = many("--model-idle", "1", names=["a"])
     assert "(model a," in daemon.ready_line and daemon.model_metric("keepd_model_loads_total", "a") == 1
+    awake, slots = daemon.get("/props").json(), daemon.get("/slots").json()
+    assert awake["is_sleeping"] is False
     daemon.wait("sleep", lambda: daemon.states()["a"] == "unloaded")
     assert daemon.get("/is_sleeping").json()["is_sleeping"] is True
+    # Routes that only describe the model answer as before, and do not wake it.
+    assert daemon.get("/props").json() == daemon.get("/props?model=a").json() == {**awake, "is_sleeping": True}
+    assert daemon.get("/slots").json() == slots and daemon.states()["a"] == "unloaded"
     assert daemon.ask("a").status_code == 200
+    assert daemon.get("/props").json() == awake
     assert daemon.model_metric("keepd_model_loads_total", "a") == 2
 
 
