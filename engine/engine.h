@@ -398,8 +398,8 @@ void engine_adapter_leave(struct engine *engine, int32_t number);
 /* Loads an adapter from a file or directory in options.adapter_dir, by its path in it or a whole
  * one, and waits until all replicas have it: seconds. A replica makes no step while it copies the
  * numbers to its backend. The fault names files by their paths in the folder. ERR_UNSUPPORTED:
- * there is no such folder; ERR_NOTFOUND of "lora_path": the folder has no such path; ERR_INVALID: the
- * name is taken; ERR_LIMIT; ERR_STOPPED; the faults of adapter_read. */
+ * there is no such folder; ERR_NOTFOUND of "lora_path": the folder has no such path; ERR_INVALID:
+ * the name is taken; ERR_LIMIT; ERR_STOPPED; the faults of adapter_read. */
 int engine_adapter_load(struct engine *engine, const char *name, const char *path,
                         struct fault *fault);
 /* No request finds it from here on; its memory is free when the last one that has it has ended.
