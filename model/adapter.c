@@ -320,6 +320,10 @@ static int fill_product(struct adapter_reader *r, const struct slot *slot, const
                                   product->up + (first_row + i) * product->rank + first_rank);
         first_rank += pair->rank;
         first_row += pair->rows;
+        if (!pair->rank) continue;
+        /* Numbers are read once: the copy gets smaller as the products grow. */
+        weights_release(r->weights, pair->a->data, pair->a->bytes);
+        weights_release(r->weights, pair->b->data, pair->b->bytes);
     }
     return rc;
 }

@@ -1,6 +1,7 @@
 /* LoRA adapters: both formats give the same numbers, and everything that is no such adapter is
  * refused by its name. */
 #include <criterion/criterion.h>
+#include <malloc.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -267,6 +268,41 @@ static void check_refused(const char *model, struct writing w, bool gguf, int64_
     cr_expect_eq(rc, code, "%s: %d, not %d: %s: %s", field, rc, code, fault.field, fault.text);
     cr_expect_str_eq(fault.field, field, "%s, not %s: %s", fault.field, field, fault.text);
     cr_expect_null(a);
+    remove_adapter(&w);
+    model_config_close(&config);
+}
+
+/* KiB; "VmRSS:" or, since clear_refs was written, "VmHWM:". */
+static long memory_of_process(const char *key) {
+    FILE *status = fopen("/proc/self/status", "r");
+    char line[256];
+    long size = -1;
+    cr_assert(status);
+    while (size < 0 && fgets(line, sizeof line, status))
+        if (strncmp(line, key, strlen(key)) == 0) size = strtol(line + strlen(key), NULL, 10);
+    fclose(status);
+    return size;
+}
+
+/* Parts of the copied file are given back as soon as their numbers are read. */
+Test(adapter, reading_takes_little_more_memory_than_the_numbers) {
+    struct model_config config;
+    struct writing w = {.architecture = "qwen3",
+                        .targets = 0x7f,
+                        .rank = 512,
+                        .config = "{\"peft_type\":\"LORA\",\"r\":512,\"lora_alpha\":8}"};
+    struct adapter *a;
+    struct fault fault;
+    read_config("qwen3", &config);
+    write_adapter(&w, &config);
+    malloc_trim(0);
+    FILE *clear = fopen("/proc/self/clear_refs", "w");
+    if (!clear || fputs("5", clear) < 0 || fclose(clear) != 0) cr_skip("no clear_refs");
+    const long before = memory_of_process("VmRSS:");
+    cr_assert_eq(read_as(&w, &config, false, MOST, &a, &fault), 0, "%s", fault.text);
+    const long peak = memory_of_process("VmHWM:") - before, numbers = (long)(a->bytes >> 10);
+    cr_expect(peak < numbers + numbers / 2, "%ld KiB for %ld KiB of numbers", peak, numbers);
+    adapter_close(a);
     remove_adapter(&w);
     model_config_close(&config);
 }
