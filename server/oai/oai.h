@@ -216,7 +216,7 @@ struct oai_request {
     bool raw_labels;                  /* scores without the sigmoid */
     int query_count; /* the last prompts, with whose vectors those of the others are compared;
                         0: none */
-    const char *query_field; /* their place in the body, as prompt_field and prompt_list */
+    const char *query_field; /* names queries in errors, as prompt_field and prompt_list */
     bool query_list;
     bool stream, include_usage, continuous_usage, include_progress, echo;
     bool split_reasoning, hide_reasoning;
