@@ -154,14 +154,16 @@ static void write_settings(struct buf *out, const struct oai_answer *answer,
     buf_str(out, "]}");
 }
 
+/* The text is truncated, in llama.cpp's words, where the context ended it or was shifted for it. */
 static void native_write_end(struct buf *out, const struct engine_request *s,
-                             const struct engine_choice *choice, uint32_t tokens, int32_t longest) {
+                             const struct engine_choice *choice, uint32_t tokens, int32_t context) {
+    const int64_t whole = (int64_t)s->prompt_count + tokens;
     int finish = atomic_load_explicit(&choice->finish, memory_order_acquire);
     bool length = finish == ENGINE_FINISH_LENGTH,
          limit = length || finish == ENGINE_FINISH_REPETITION;
     const struct engine_stop *stop = choice->stop_index >= 0 ? &s->stops[choice->stop_index] : NULL;
     buf_fmt(out, ",\"truncated\":%s,\"stop_type\":\"%s\",\"stopping_word\":",
-            length && s->prompt_count + (int32_t)tokens >= longest ? "true" : "false",
+            whole > context || (length && whole == context) ? "true" : "false",
             limit  ? "limit"
             : stop ? "word"
                    : "eos");
@@ -203,7 +205,7 @@ static void native_write_whole(struct buf *out, const struct oai_answer *one, in
     write_prompt(out, one);
     buf_fmt(out, ",\"has_new_line\":%s",
             choice->text && memchr(choice->text, '\n', size) ? "true" : "false");
-    native_write_end(out, &job->request, choice, tokens, one->request->longest);
+    native_write_end(out, &job->request, choice, tokens, one->rules->info->max_model_len);
     if (text && request->logprobs >= 0) {
         buf_str(out, ",\"completion_probabilities\":");
         oai_render_native_logprobs(out, one, choice_no, 0, oai_shown_count(one, choice_no));

@@ -124,17 +124,18 @@ static struct oai_text copy_document(const struct oai_reader *r, const char *tex
 static int add_compared(struct oai_reader *r, const char *const *queries, int query_count,
                         const char *const *documents, int count) {
     struct oai_request *out = r->out;
-    if (count + query_count > OAI_INPUTS_MAX + 1)
+    const int all = count + query_count;
+    if (all > OAI_INPUTS_MAX + 1)
         return oai_invalid(r, out->prompt_field,
                            "this model reads each text alone: expected at most %d texts on both "
                            "sides together, found %d",
-                           OAI_INPUTS_MAX + 1, count + query_count);
-    out->prompts = arena_alloc(r->arena, (size_t)(count + query_count), sizeof *out->prompts);
+                           OAI_INPUTS_MAX + 1, all);
+    out->prompts = arena_alloc(r->arena, (size_t)all, sizeof *out->prompts);
     if (!out->prompts) return oai_no_memory(r);
     for (int i = 0; i < count; i++) out->prompts[i] = (struct oai_prompt){.text = documents[i]};
     for (int i = 0; i < query_count; i++)
         out->prompts[count + i] = (struct oai_prompt){.text = queries[i]};
-    out->prompt_count = count + query_count;
+    out->prompt_count = all;
     out->query_count = query_count;
     out->add_special = true;
     out->sampling.dimensions = out->dimensions = r->rules->info->width;

@@ -124,11 +124,12 @@ def test_long_chats_are_counted(daemon):
     assert counted["input_tokens"] > POSITIONS
 
 
-def test_a_shifted_text_is_not_truncated(daemon):
+def test_a_shifted_text_is_truncated_in_llama_cpps_words(daemon):
     d = daemon(*FLAGS, "--kv-overflow", "shift")
-    body = {"prompt": ids(300), "n_predict": 4, "ignore_eos": True}
-    answer = requests.post(f"{d.url}/completion", json=body, timeout=60).json()
-    assert answer["tokens_predicted"] == 4 and answer["truncated"] is False, answer
+    for count, truncated in ((POSITIONS + 44, True), (POSITIONS - 5, False)):
+        body = {"prompt": ids(count), "n_predict": 4, "ignore_eos": True}
+        answer = requests.post(f"{d.url}/completion", json=body, timeout=60).json()
+        assert answer["tokens_predicted"] == 4 and answer["truncated"] is truncated, answer
 
 
 def test_the_servers_default(daemon):
