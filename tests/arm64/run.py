@@ -24,7 +24,7 @@ PATHS = {"max": "cpu-neon", "neoverse-n1": "cpu-neon", "cortex-a72": "cpu-portab
 ALL = ("ops", "blocks", "attend", "math", "number", "quantize", "moments", "experts", "states", "cpu", "sample")
 # Tests of what products of unsigned bytes change, for a processor without them.
 OTHER = ("blocks", "cpu")
-SAMPLE = "4"  # tests/sample.h
+SAMPLE = "2"  # tests/sample.h
 SECONDS = 120
 
 

@@ -470,10 +470,12 @@ Test(emu_evict, gaps_at_the_edges_of_chunks) {
             gaps(rows[(i + which) % ROWS], which, counts[i], false);
 }
 
+/* A sample has every pattern and every kind of page, with a third of each other. */
 Test(emu_evict, gaps_in_every_kind_of_page) {
     for (int i = 0; i < ROWS; i++)
         for (int which = 0; which < PATTERNS; which++)
-            gaps(rows[i], which, 330, which % 2 == i % 2);
+            if (!test_leaves_out((size_t)(i + which), 3))
+                gaps(rows[i], which, 330, which % 2 == i % 2);
 }
 
 /* Pages that the fork still has are copied where they are written, all others stay shared. */

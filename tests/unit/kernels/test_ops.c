@@ -276,7 +276,7 @@ Test(ops, sums_that_ranks_share_are_a_tree_of_leaves) {
         struct kern *kern = way_open(way, 2);
         if (!kern) continue;
         for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-            if (test_leaves_out(i, 1)) continue;
+            if (test_leaves_out(i, 2)) continue;
             leaves_are_a_tree(kern, matrix_make(LEAF_OUTPUTS, CPU_LEAVES * 64, KERN_BF16, 51),
                               rows[i]);
             leaves_are_a_tree(kern, matrix_make(LEAF_OUTPUTS, CPU_LEAVES * 21, KERN_BF16, 51),
@@ -389,7 +389,7 @@ static void same_rows_of(struct kern *kern, struct test_matrix m, enum kern_shar
     float *some = fresh((size_t)ALL * (size_t)outputs, 0);
     kern->ops->matmul(kern, all, x, w, NULL, ALL, KERN_SET);
     for (size_t i = 0; i < sizeof row_counts / sizeof *row_counts; i++) {
-        if (test_leaves_out(i, 1)) continue;
+        if (test_leaves_out(i, 2)) continue;
         int count = row_counts[i], first = (ALL - count) / 2 | 1;
         if (first + count > ALL) first = ALL - count;
         kern->ops->matmul(kern, some, x + first * cols, w, NULL, count, KERN_SET);
