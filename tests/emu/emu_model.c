@@ -844,7 +844,7 @@ static void play_graphs(const struct model_options *options, const struct kern_r
         cr_assert_eq(cuda_open(&cuda, &kern, &fault), 0, "%s", fault.text);
         run[b] = options ? open_run_with(kern, options, KERN_BF16) : open_run(kern);
     }
-    const int turns = test_sample() ? 30 : 60;
+    const int turns = test_sample() ? 45 : 60;
     for (int turn = 0; turn < turns; turn++) {
         int slot = draw(&t, SLOTS_MAX), kind = draw(&t, 12);
         if (t.pos[slot] == 0 && turn < 50 && kind < 6)
