@@ -31,7 +31,8 @@ void fit_help(FILE *out) {
         "                  or more in all; may be given several times\n"
         "  --chats FILE... chats, rendered with the model's template: JSON lines with \"messages\" "
         "and\n"
-        "                  \"tools\" as in the API; may be given several times\n"
+        "                  \"tools\" as in the API, pictures as data: addresses; may be given\n"
+        "                  several times\n"
         "                  [neither: the texts and chats that come with keepd]\n"
         "  --minutes N     ends measuring after three quarters of this time, and the fit with it\n"
         "                  [as long as it takes]\n"
@@ -237,23 +238,40 @@ static bool fit_progress_note(void *arg, enum engine_fit_work work, int done, in
 
 /* ---- The fit ---- */
 
-/* Replaces the text of a file of chats by the JSON that a chat template takes. */
-static int fit_read_contexts(char **text, size_t *size, struct fault *fault) {
-    struct buf buf;
-    buf_open(&buf, 2 * FIT_TEXT_BYTES_MAX);
-    int rc = fit_read_chats(*text, *size, &buf, fault);
+/* The files of a fit. */
+struct fit_files {
+    char *texts[FIT_FILES_MAX];
+    struct fit_chats chats[FIT_FILES_MAX];
+    struct engine_fit_source sources[FIT_FILES_MAX];
+    struct picture_form pictures; /* how the model sees them */
+};
+
+static int fit_read_file(const struct fit_command *command, int index, struct fit_files *files,
+                         struct fault *fault) {
+    struct engine_fit_source *source = &files->sources[index];
+    char **text = &files->texts[index];
+    struct fit_chats *chats = &files->chats[index];
+    size_t size;
+    int rc = file_read(command->texts[index], FIT_TEXT_BYTES_MAX, text, &size, fault);
+    if (rc) return rc;
+    *source = (struct engine_fit_source){.text = *text, .size = size};
+    if (!command->chats[index]) return 0;
+    rc = fit_read_chats(*text, size, &files->pictures, chats, fault);
     mem_free(*text);
-    *text = buf.data;
-    *size = buf.size;
+    *text = NULL;
+    *source = (struct engine_fit_source){.text = chats->lines.data,
+                                         .size = chats->lines.size,
+                                         .chats = true,
+                                         .pictures = chats->pictures,
+                                         .picture_count = chats->picture_count};
     return rc;
 }
 
-static int fit_read_files(const struct fit_command *command, char **texts, size_t *sizes,
+static int fit_read_files(const struct fit_command *command, struct fit_files *files,
                           struct fault *fault) {
     for (int i = 0; i < command->text_count; i++) {
         struct fault inner = {0};
-        int rc = file_read(command->texts[i], FIT_TEXT_BYTES_MAX, &texts[i], &sizes[i], &inner);
-        if (!rc && command->chats[i]) rc = fit_read_contexts(&texts[i], &sizes[i], &inner);
+        int rc = fit_read_file(command, i, files, &inner);
         if (rc)
             return fault_set(fault, rc, command->chats[i] ? "--chats" : "--text", "%.200s: %.250s",
                              command->texts[i], inner.text);
@@ -261,15 +279,27 @@ static int fit_read_files(const struct fit_command *command, char **texts, size_
     return 0;
 }
 
-int fit_run(const struct fit_command *command, const struct engine_options *options, FILE *log,
-            struct engine_fitted *fitted, struct fault *fault) {
-    char *texts[FIT_FILES_MAX] = {0};
-    size_t sizes[FIT_FILES_MAX] = {0};
+/* Finds out how the model sees pictures, if there are chats. */
+static int fit_find_form(const struct fit_command *command, const struct engine_options *options,
+                         struct picture_form *form, struct fault *fault) {
+    struct engine_options own = *options;
+    struct engine_found found = {0};
+    bool chats = false;
+    for (int i = 0; i < command->text_count; i++) chats = chats || command->chats[i];
+    if (!chats) return 0;
+    own.gates = ""; /* gates that are there do not matter */
+    int rc = engine_find_gates(&own, &found, fault);
+    if (!rc) *form = found.pictures;
+    mem_free(found.tool_template);
+    return rc;
+}
+
+static int fit_gates_of_files(const struct fit_command *command,
+                              const struct engine_options *options, struct fit_files *files,
+                              FILE *log, struct engine_fitted *fitted, struct fault *fault) {
     struct fit_progress progress = fit_progress_to(command, log);
-    const struct engine_fit fit = {.texts = (const char *const *)texts,
-                                   .text_sizes = sizes,
-                                   .chats = command->chats,
-                                   .text_count = command->text_count,
+    const struct engine_fit fit = {.sources = files->sources,
+                                   .source_count = command->text_count,
                                    .out = command->out,
                                    .how = command->how,
                                    .work = command->work,
@@ -277,9 +307,20 @@ int fit_run(const struct fit_command *command, const struct engine_options *opti
                                    .seed = command->seed,
                                    .progress = fit_progress_note,
                                    .arg = &progress};
-    int rc = fit_read_files(command, texts, sizes, fault);
-    if (!rc) rc = engine_fit_gates(options, &fit, fitted, fault);
-    for (int i = 0; i < command->text_count; i++) mem_free(texts[i]);
+    int rc = fit_find_form(command, options, &files->pictures, fault);
+    if (!rc) rc = fit_read_files(command, files, fault);
+    return rc ? rc : engine_fit_gates(options, &fit, fitted, fault);
+}
+
+int fit_run(const struct fit_command *command, const struct engine_options *options, FILE *log,
+            struct engine_fitted *fitted, struct fault *fault) {
+    struct fit_files *files = mem_must_alloc(1, sizeof *files);
+    int rc = fit_gates_of_files(command, options, files, log, fitted, fault);
+    for (int i = 0; i < command->text_count; i++) {
+        mem_free(files->texts[i]);
+        fit_chats_close(&files->chats[i]);
+    }
+    mem_free(files);
     if (rc || fitted->found) return rc;
     if (fitted->resumed)
         fprintf(log, "%d of the texts were measured by a fit that was interrupted\n",
@@ -315,6 +356,10 @@ static struct engine_request fit_request(const struct engine_fit_text *text, con
     return (struct engine_request){
         .prompt = text->ids,
         .prompt_count = text->count,
+        .pictures = (const struct picture *const *)text->pictures,
+        .picture_count = text->picture_count,
+        .picture_rows = text->picture_rows,
+        .picture_row_count = text->picture_row_count,
         .top_p = 1,
         .repetition = 1,
         .choices = 1,
@@ -331,16 +376,21 @@ static struct engine_request fit_request(const struct engine_fit_text *text, con
     };
 }
 
-/* Computes the nats per token of the second half. */
+/* Computes the nats per token of the second half; rows of pictures are no tokens. */
 static int fit_score(struct bench *bench, struct engine *engine, const struct engine_fit_text *text,
                      const char *policy, int part, double *nats, struct fault *fault) {
     struct engine_job *job = mem_must_alloc(1, sizeof *job);
     job->request = fit_request(text, policy, part);
     int rc = bench_run_jobs(bench, engine, job, 1, fault);
-    const int first = text->count / 2;
     double sum = 0;
-    for (int i = first; i < text->count && !rc; i++) sum -= (double)job->prompt_tokens[i].logprob;
-    *nats = sum / (text->count - first);
+    int count = 0;
+    for (int i = text->count / 2; i < text->count && !rc; i++) {
+        const double logprob = (double)job->prompt_tokens[i].logprob;
+        if (isnan(logprob)) continue;
+        sum -= logprob;
+        count++;
+    }
+    *nats = sum / (count ? count : 1);
     engine_job_close(job);
     mem_free(job);
     return rc;

@@ -5,9 +5,21 @@
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "picture/decoder.h"
 
-/* Appends, for each chat, one line of JSON with the context that a chat template takes (struct
- * engine_fit, chats). ERR_INVALID names the line. */
-int fit_read_chats(const char *lines, size_t size, struct buf *out, struct fault *fault);
+/* Chats as struct engine_fit_source has them: a line of JSON for each, with the context that a chat
+ * template takes, and their pictures, in order. Owned by the caller: fit_chats_close. */
+struct fit_chats {
+    struct buf lines;
+    struct picture **pictures;
+    int picture_count, picture_room;
+};
+
+/* Reads chats. `form`: how the model sees pictures; of kind NONE a chat with pictures is refused.
+ * Pictures are data: addresses and take at most PICTURE_MEMORY_MAX. ERR_INVALID names the line.
+ * On failure nothing is kept. */
+int fit_read_chats(const char *lines, size_t size, const struct picture_form *form,
+                   struct fit_chats *out, struct fault *fault);
+void fit_chats_close(struct fit_chats *chats);
 
 #endif

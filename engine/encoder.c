@@ -9,39 +9,36 @@
  * one, the next is encoded. */
 #define KEPT_BYTES ((int64_t)64 << 20)
 
-static bool is_asked_for(const struct engine *e) {
-    return e->options.mmproj && e->options.mmproj[0];
+static bool is_asked_for(const struct engine_options *options) {
+    return options->mmproj && options->mmproj[0];
 }
 
-static int check_encoder_place(const struct engine *e, struct fault *fault) {
-    const struct replica *first = &e->replicas[0];
-    if (first->kern->ops->cache_fit)
+static int check_encoder_place(const struct encoder_side *side, struct fault *fault) {
+    if (side->kern->ops->cache_fit)
         return fault_set(fault, ERR_UNSUPPORTED, "mmproj",
                          "pictures are encoded for models on the CPU alone so far, and the model "
                          "runs on a GPU");
-    if (model_config(first->model)->both_ways)
+    if (model_config(side->model)->both_ways)
         return fault_set(fault, ERR_UNSUPPORTED, "mmproj",
                          "%s models make vectors of texts: they take no pictures",
-                         model_config(first->model)->family);
-    if (e->options.random_weights)
+                         model_config(side->model)->family);
+    if (side->options->random_weights)
         return fault_set(fault, ERR_UNSUPPORTED, "mmproj", "not with random weights");
     return 0;
 }
 
-static int open_kerns(struct engine *e, struct fault *fault) {
-    struct kern *kerns[ENGINE_REPLICAS_MAX] = {0};
-    struct backend_options backend = engine_backend(&e->options, e->replica_count);
+/* Opens a backend on the CPU for each replica. */
+static int open_kerns(const struct encoder_side *side, int replicas, struct kern **kerns,
+                      struct fault *fault) {
+    struct backend_options backend = engine_backend(side->options, replicas);
     backend.device = "cpu";
     backend.ranks = 1;
-    int rc = backend_open(&backend, kerns, fault);
-    for (int i = 0; i < e->replica_count; i++) e->replicas[i].encoder_kern = kerns[i];
-    return rc;
+    return backend_open(&backend, kerns, fault);
 }
 
 /* Text models of the same width may be of another family: their answers would be about nothing. */
-static int check_text_model(const struct engine *e, const struct vision_config *encoder,
+static int check_text_model(const struct model_config *text, const struct vision_config *encoder,
                             struct fault *fault) {
-    const struct model_config *text = model_config(e->replicas[0].model);
     if (encoder->axes != AXES_ONE && encoder->axes != text->axes_order)
         return fault_set(fault, ERR_UNSUPPORTED, "mmproj",
                          "the encoder is for another family of models than %s: places of its "
@@ -54,23 +51,33 @@ static int check_text_model(const struct engine *e, const struct vision_config *
                            text->layers);
 }
 
-static int load_encoder(struct engine *e, struct replica *replica, struct fault *fault) {
-    const struct vision_options options = {.dir = e->options.model_dir,
-                                           .mmproj = e->options.mmproj,
-                                           .text_width =
-                                               model_config(e->replicas[0].model)->d_model,
-                                           .threads = e->options.threads,
-                                           .check_only = e->options.check_only,
-                                           .owner = e->replicas[0].encoder};
-    struct kern *kern = replica->encoder_kern;
+/* `owner`: another encoder of the same weights, or NULL. */
+static int load_encoder(const struct encoder_side *side, struct kern *kern, struct vision *owner,
+                        struct vision **out, struct fault *fault) {
+    const struct model_config *text = model_config(side->model);
+    const struct vision_options options = {.dir = side->options->model_dir,
+                                           .mmproj = side->options->mmproj,
+                                           .text_width = text->d_model,
+                                           .threads = side->options->threads,
+                                           .check_only = side->options->check_only,
+                                           .owner = owner};
     if (kern->ops->bind) kern->ops->bind(kern);
-    int rc = vision_open(kern, &options, &replica->encoder, fault);
-    if (rc != 0 || !replica->encoder) return rc;
-    return check_text_model(e, vision_config(replica->encoder), fault);
+    int rc = vision_open(kern, &options, out, fault);
+    if (rc != 0 || !*out) return rc;
+    return check_text_model(text, vision_config(*out), fault);
+}
+
+int encoder_open_alone(const struct encoder_side *side, struct encoder *out, struct fault *fault) {
+    *out = (struct encoder){0};
+    int rc = check_encoder_place(side, fault);
+    if (rc == 0) rc = open_kerns(side, 1, &out->kern, fault);
+    if (rc == 0) rc = load_encoder(side, out->kern, NULL, &out->vision, fault);
+    if (rc != 0) encoder_close(out);
+    return rc;
 }
 
 static void plan_tiles(struct engine *e) {
-    const struct vision *first = e->replicas[0].encoder;
+    const struct vision *first = e->replicas[0].encoder.vision;
     const struct vision_config *config = vision_config(first);
     struct encoder_plan *plan = &e->encoder;
     const int64_t largest =
@@ -82,7 +89,7 @@ static void plan_tiles(struct engine *e) {
 
 /* A step holds all rows of a tile that see each other, beside a row of every answer. */
 static int check_step_rows(const struct engine *e, struct fault *fault) {
-    const struct picture_form *form = &vision_config(e->replicas[0].encoder)->form;
+    const struct picture_form *form = &vision_config(e->replicas[0].encoder.vision)->form;
     const int least = form->tile_tokens_max + e->options.max_num_seqs - 1;
     if (!form->together || e->options.max_num_batched_tokens >= least) return 0;
     return fault_set(fault, ERR_LIMIT, "max_num_batched_tokens",
@@ -93,22 +100,27 @@ static int check_step_rows(const struct engine *e, struct fault *fault) {
 }
 
 static void close_encoders(struct engine *e) {
-    for (int i = e->replica_count - 1; i >= 0; i--) encoder_close(&e->replicas[i]);
+    for (int i = e->replica_count - 1; i >= 0; i--) encoder_close(&e->replicas[i].encoder);
     e->encoder = (struct encoder_plan){0};
 }
 
-static int open_encoders(struct engine *e, struct fault *fault) {
-    int rc = open_kerns(e, fault);
-    if (rc == 0) rc = load_encoder(e, &e->replicas[0], fault);
+static int open_encoders(struct engine *e, const struct encoder_side *side, struct fault *fault) {
+    struct kern *kerns[ENGINE_REPLICAS_MAX] = {0};
+    struct encoder *first = &e->replicas[0].encoder;
+    int rc = open_kerns(side, e->replica_count, kerns, fault);
+    for (int i = 0; i < e->replica_count; i++) e->replicas[i].encoder.kern = kerns[i];
+    if (rc == 0) rc = load_encoder(side, first->kern, NULL, &first->vision, fault);
     if (rc != 0) return rc;
-    CHECK(e->replicas[0].encoder);
+    CHECK(first->vision);
     rc = check_step_rows(e, fault);
     if (rc != 0) return rc;
     plan_tiles(e);
-    for (int i = 1; i < e->replica_count && rc == 0 && !e->options.check_only; i++)
-        rc = load_encoder(e, &e->replicas[i], fault);
+    for (int i = 1; i < e->replica_count && rc == 0 && !e->options.check_only; i++) {
+        struct encoder *encoder = &e->replicas[i].encoder;
+        rc = load_encoder(side, encoder->kern, first->vision, &encoder->vision, fault);
+    }
     if (rc == 0 && !e->options.check_only) {
-        const struct picture_form *form = &vision_config(e->replicas[0].encoder)->form;
+        const struct picture_form *form = &vision_config(e->replicas[0].encoder.vision)->form;
         log_info("pictures: at most %d tokens for a tile; %.1f MB of weights, %.1f MB of encoded "
                  "tiles are kept",
                  form->tile_tokens_max, (double)e->encoder.weight_bytes * 1e-6,
@@ -118,22 +130,24 @@ static int open_encoders(struct engine *e, struct fault *fault) {
 }
 
 /* Finds out whether the model's own directory has an encoder that can be used here. */
-static int find_encoder(const struct engine *e, bool *found, struct fault *fault) {
+static int find_encoder(const struct encoder_side *side, bool *found, struct fault *fault) {
     struct vision_config config;
     struct fault ignored = {0};
+    const char *dir = side->options->model_dir;
     *found = false;
-    if (gguf_is_path(e->options.model_dir) || check_encoder_place(e, &ignored) != 0) return 0;
-    int rc = vision_config_of_directory(e->options.model_dir, &config, fault);
+    if (gguf_is_path(dir) || check_encoder_place(side, &ignored) != 0) return 0;
+    int rc = vision_config_of_directory(dir, &config, fault);
     *found = config.form.kind != PICTURE_NONE;
     return rc;
 }
 
 int encoder_open(struct engine *e, struct fault *fault) {
+    const struct encoder_side side = {&e->options, e->replicas[0].kern, e->replicas[0].model};
     struct fault why = {0};
-    const bool asked = is_asked_for(e);
+    const bool asked = is_asked_for(&e->options);
     bool found = true;
-    int rc = asked ? check_encoder_place(e, &why) : find_encoder(e, &found, &why);
-    if (rc == 0 && found) rc = open_encoders(e, &why);
+    int rc = asked ? check_encoder_place(&side, &why) : find_encoder(&side, &found, &why);
+    if (rc == 0 && found) rc = open_encoders(e, &side, &why);
     if (rc == 0) return 0;
     close_encoders(e);
     if (asked)
@@ -145,11 +159,10 @@ int encoder_open(struct engine *e, struct fault *fault) {
     return 0;
 }
 
-void encoder_close(struct replica *replica) {
-    vision_close(replica->encoder);
-    if (replica->encoder_kern) replica->encoder_kern->ops->close(replica->encoder_kern);
-    replica->encoder = NULL;
-    replica->encoder_kern = NULL;
+void encoder_close(struct encoder *encoder) {
+    vision_close(encoder->vision);
+    if (encoder->kern) encoder->kern->ops->close(encoder->kern);
+    *encoder = (struct encoder){0};
 }
 
 static int begin_encoder_tile(void *encoder, const struct picture *picture, int tile) {
@@ -161,9 +174,10 @@ static int advance_encoder_tile(void *encoder, float *out, bool *done) {
 }
 
 struct pictures_options encoder_options(const struct engine *e, const struct replica *replica) {
-    if (!replica->encoder) return (struct pictures_options){0};
-    const struct vision_config *config = vision_config(replica->encoder);
-    return (struct pictures_options){.encoder = replica->encoder,
+    struct vision *vision = replica->encoder.vision;
+    if (!vision) return (struct pictures_options){0};
+    const struct vision_config *config = vision_config(vision);
+    return (struct pictures_options){.encoder = vision,
                                      .begin = begin_encoder_tile,
                                      .advance = advance_encoder_tile,
                                      .width = vision_row_width(config),
@@ -171,9 +185,8 @@ struct pictures_options encoder_options(const struct engine *e, const struct rep
                                      .bytes_max = e->encoder.kept_bytes};
 }
 
-void encoder_write_ids(const struct engine *e, const struct picture *picture, int tile,
+void encoder_write_ids(const struct vision *encoder, const struct picture *picture, int tile,
                        int32_t *ids) {
-    const struct vision *encoder = e->replicas[0].encoder;
     const struct engine_grid grid = {picture->tile_rows, picture->tile_columns};
     uint32_t words[SHA256_BYTES / sizeof(uint32_t)];
     const int each = (int)(sizeof words / sizeof *words);

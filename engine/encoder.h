@@ -11,11 +11,22 @@
  * nothing can be encoded. Faults are of the option "mmproj". A directory whose encoder cannot be
  * used is served without it, with a warning: its texts do not need it. */
 int encoder_open(struct engine *e, struct fault *fault);
-void encoder_close(struct replica *replica);
+void encoder_close(struct encoder *encoder);
+
+/* The text model beside which an encoder is opened, its backend, and what both are asked for. */
+struct encoder_side {
+    const struct engine_options *options;
+    const struct kern *kern;
+    const struct model *model;
+};
+/* Opens an encoder without an engine. On failure *out is empty, and the fault names a file, a field
+ * or the option "mmproj". */
+int encoder_open_alone(const struct encoder_side *side, struct encoder *out, struct fault *fault);
+
 /* Returns what the replica's scheduler needs; all 0: there is none. */
 struct pictures_options encoder_options(const struct engine *e, const struct replica *replica);
 /* Writes the ids of a tile's rows: engine_picture_ids. */
-void encoder_write_ids(const struct engine *e, const struct picture *picture, int tile,
+void encoder_write_ids(const struct vision *encoder, const struct picture *picture, int tile,
                        int32_t *ids);
 
 #endif

@@ -87,7 +87,7 @@ void engine_queue_leave(struct engine *e, int jobs) {
 void engine_picture_ids(const struct engine *e, const struct picture *picture, int tile,
                         int32_t *ids) {
     CHECK(e->info.pictures);
-    encoder_write_ids(e, picture, tile, ids);
+    encoder_write_ids(e->replicas[0].encoder.vision, picture, tile, ids);
 }
 
 static int refuse_picture_rows(struct fault *fault, const char *what) {
@@ -108,7 +108,7 @@ static int check_tile(const struct engine *e, const struct engine_request *r,
         return refuse_picture_rows(fault, "lie outside of the prompt or over each other");
     int32_t *ids = mem_try_alloc(count, sizeof *ids);
     if (!ids) return ERR_NOMEM;
-    encoder_write_ids(e, picture, rows->tile, ids);
+    encoder_write_ids(e->replicas[0].encoder.vision, picture, rows->tile, ids);
     const bool equal = memcmp(ids, r->prompt + rows->at, count * sizeof *ids) == 0;
     mem_free(ids);
     return equal ? 0 : refuse_picture_rows(fault, "have other ids");
@@ -120,9 +120,7 @@ static int check_pictures(const struct engine *e, const struct engine_request *r
     if (r->picture_row_count == 0) return 0;
     if (!e->info.pictures)
         return fault_set(fault, ERR_UNSUPPORTED, "messages", "this model takes no pictures");
-    if (r->prompt_logprobs || r->pooling)
-        return fault_set(fault, ERR_UNSUPPORTED, r->pooling ? "input" : "prompt_logprobs",
-                         "not with pictures");
+    if (r->pooling) return fault_set(fault, ERR_UNSUPPORTED, "input", "not with pictures");
     size_t behind = 0;
     int rc = 0;
     for (int i = 0; i < r->picture_row_count && rc == 0; i++) {

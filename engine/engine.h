@@ -109,10 +109,10 @@ struct engine_found {
     bool whole_texts;        /* as in engine_info */
     int max_model_len;
     int64_t pool_bytes; /* the cache of one rank; a start with this as kv_pool_bytes is the same */
-    int64_t memory_bytes;       /* the most that a start takes: weights, caches, buffers, texts */
-    int64_t conversation_bytes; /* at the budget, or at max_model_len without one */
-    int tile_tokens_max; /* most tokens of a tile of a picture; 0: the model takes no pictures */
-    int draft_places;    /* tokens that the draft model remembers of a text; 0: there is none */
+    int64_t memory_bytes;         /* the most that a start takes: weights, caches, buffers, texts */
+    int64_t conversation_bytes;   /* at the budget, or at max_model_len without one */
+    struct picture_form pictures; /* how the model sees them; of kind NONE it takes none */
+    int draft_places; /* tokens that the draft model remembers of a text; 0: there is none */
     int64_t draft_text_bytes;
     int32_t eos[ENGINE_ENDS_MAX];
     int eos_count;
@@ -239,13 +239,19 @@ enum engine_fit_work { ENGINE_FIT_WAITING, ENGINE_FIT_MEASURING, ENGINE_FIT_FITT
  * the meantime will do. */
 enum engine_fit_out { ENGINE_FIT_NEW, ENGINE_FIT_REPLACE, ENGINE_FIT_ONCE };
 
+/* Text that the model reads: UTF-8, divided into texts of ENGINE_FIT_TOKENS tokens. */
+struct engine_fit_source {
+    const char *text;
+    size_t size;
+    bool chats; /* the text is chats: what a template gets, JSON on a line for each, with line
+                   ends */
+    struct picture *const *pictures; /* [picture_count] all chats' pictures, in order */
+    int picture_count;
+};
+
 struct engine_fit {
-    const char *const
-        *texts; /* [text_count] UTF-8; divided into texts of ENGINE_FIT_TOKENS tokens */
-    const size_t *text_sizes;
-    const bool *chats; /* [text_count] a text is chats: what a template gets, JSON on a line for
-                          each, with line ends */
-    int text_count;
+    const struct engine_fit_source *sources; /* [source_count] */
+    int source_count;
     const char *out; /* the gates' file */
     enum engine_fit_out how;
     /* File of measurements (engine/fit_work.h), with which a later fit of this model goes on; NULL:
@@ -266,6 +272,9 @@ struct engine_fit {
 struct engine_fit_text {
     int32_t *ids;
     int count;
+    struct picture **pictures; /* [picture_count] each with a count that the text holds */
+    struct picture_rows *picture_rows;
+    int picture_count, picture_row_count; /* as in struct engine_request */
 };
 
 struct engine_fitted {
@@ -796,7 +805,8 @@ struct engine_job {
     int choice_count;
     struct engine_live *live; /* NULL: not asked for */
     int replica;              /* index of the replica that computes the job; set by engine_submit */
-    struct engine_token *prompt_tokens; /* [prompt_count] when prompt_logprobs; [0] is unscored */
+    struct engine_token *prompt_tokens; /* [prompt_count] when prompt_logprobs; [0] and rows of
+                                           pictures are unscored: NAN */
     struct engine_top *prompt_top;      /* [prompt_count * prompt_top_logprobs] */
     int32_t cached_tokens;              /* prompt tokens not computed; valid once admitted */
     float *pooled; /* [dimensions] the prompt's vector, as long as it comes; with ENGINE_POOL_NEXT

@@ -9,6 +9,7 @@
 #include "base/mem.h"
 #include "engine/engine_int.h"
 #include "engine/fit_chats.h"
+#include "engine/fit_pictures.h"
 #include "engine/fit_work.h"
 #include "fit/fit.h"
 #include "fit/random.h"
@@ -27,6 +28,7 @@ struct fitting {
     const struct engine_options *options;
     const struct engine_fit *fit;
     struct text text;
+    enum picture_kind form;         /* how the model sees pictures */
     struct engine_fit_text *pieces; /* [piece_count] */
     int piece_count, piece_room;
     int plain_chats;               /* read as plain text */
@@ -37,14 +39,59 @@ struct fitting {
     int measured_count, resumed;
     size_t measured_bytes; /* in memory */
     struct fit_work work;
+    struct fit_pictures pictures;   /* while the model is open, if a piece shows any */
     uint8_t settings[SHA256_BYTES]; /* the model, and all options that change measurements */
     int64_t began_ns;
 };
 
 /* ---- Texts ---- */
 
-static int add_piece(struct fitting *f, const int32_t *ids, int before, const int32_t *from,
-                     int count) {
+/* The tokens of a text, and the pictures among them. */
+struct fit_ids {
+    struct tok_ids ids;
+    struct text_pictures pictures; /* rows ascending */
+    struct picture *const *held;   /* the same pictures */
+};
+
+static void close_piece(struct engine_fit_text *piece) {
+    for (int i = 0; i < piece->picture_count; i++) picture_drop(piece->pictures[i]);
+    mem_free(piece->pictures);
+    mem_free(piece->picture_rows);
+    mem_free(piece->ids);
+    *piece = (struct engine_fit_text){0};
+}
+
+/* Copies the rows of pictures between two tokens, which part none of them, and holds the pictures.
+ * Token `from` becomes token `before`. */
+static int add_picture_rows(struct engine_fit_text *piece, const struct fit_ids *all, size_t from,
+                            size_t to, size_t before) {
+    const struct text_pictures *in = &all->pictures;
+    int first = 0, count = 0;
+    while (first < in->row_count && in->rows[first].at < from) first++;
+    while (first + count < in->row_count && in->rows[first + count].at < to) count++;
+    if (!count) return 0;
+    const struct picture_rows *rows = in->rows + first;
+    const int shown = rows->picture, pictures = rows[count - 1].picture - shown + 1;
+    piece->picture_rows = mem_try_alloc((size_t)count, sizeof *piece->picture_rows);
+    piece->pictures = mem_try_alloc((size_t)pictures, sizeof(struct picture *));
+    if (!piece->picture_rows || !piece->pictures) return ERR_NOMEM;
+    for (; piece->picture_count < pictures; piece->picture_count++)
+        piece->pictures[piece->picture_count] =
+            picture_hold(all->held[shown + piece->picture_count]);
+    for (; piece->picture_row_count < count; piece->picture_row_count++) {
+        struct picture_rows *copy = &piece->picture_rows[piece->picture_row_count];
+        *copy = rows[piece->picture_row_count];
+        copy->at += before - from;
+        copy->picture -= shown;
+    }
+    return 0;
+}
+
+/* Adds the tokens [from, to) behind the `before` first ones. */
+static int add_piece(struct fitting *f, const struct fit_ids *all, size_t before, size_t from,
+                     size_t to) {
+    const int32_t *ids = all->ids.ids;
+    const size_t count = before + to - from;
     if (f->piece_count == f->piece_room) {
         const size_t had = (size_t)f->piece_room * sizeof *f->pieces;
         struct engine_fit_text *more =
@@ -53,56 +100,78 @@ static int add_piece(struct fitting *f, const int32_t *ids, int before, const in
         f->pieces = more;
         f->piece_room = 2 * f->piece_room + 64;
     }
-    struct engine_fit_text *piece = &f->pieces[f->piece_count];
-    piece->ids = mem_try_alloc((size_t)before + (size_t)count, sizeof *piece->ids);
+    struct engine_fit_text *piece = &f->pieces[f->piece_count++];
+    *piece = (struct engine_fit_text){.ids = mem_try_alloc(count, sizeof *piece->ids),
+                                      .count = (int)count};
     if (!piece->ids) return ERR_NOMEM;
-    piece->count = before + count;
-    memcpy(piece->ids, ids, (size_t)before * sizeof *ids);
-    memcpy(piece->ids + before, from, (size_t)count * sizeof *ids);
-    f->piece_count++;
-    return 0;
+    memcpy(piece->ids, ids, before * sizeof *ids);
+    memcpy(piece->ids + before, ids + from, (to - from) * sizeof *ids);
+    return add_picture_rows(piece, all, from, to, before);
+}
+
+/* Returns where a piece from token `from` on ends: at `to`, or before a tile that it would part. */
+static size_t undivided_end(const struct text_pictures *pictures, size_t from, size_t to) {
+    for (int i = 0; i < pictures->row_count; i++) {
+        const struct picture_rows *rows = &pictures->rows[i];
+        if (rows->at >= from && rows->at < to && rows->at + (size_t)rows->count > to)
+            return rows->at;
+    }
+    return to;
 }
 
 /* Every piece begins with the tokens that the tokenizer puts in front of a text. */
-static int divide_ids(struct fitting *f, const struct tok_ids *ids, struct fault *fault) {
-    const size_t before = (size_t)tok_added_before(f->text.tok);
+static int divide_ids(struct fitting *f, const struct fit_ids *all, struct fault *fault) {
+    const size_t before = (size_t)tok_added_before(f->text.tok), room = (size_t)f->tokens - before;
     int rc = 0;
-    for (size_t at = before, count; at < ids->count && !rc; at += count) {
-        const size_t room = (size_t)f->tokens - before, left = ids->count - at;
-        count = left < room ? left : room;
-        if (before + count >= (size_t)TOKENS_LEAST)
-            rc = add_piece(f, ids->ids, (int)before, ids->ids + at, (int)count);
+    for (size_t at = before, end; at < all->ids.count && !rc; at = end) {
+        end = all->ids.count - at < room ? all->ids.count : at + room;
+        end = undivided_end(&all->pictures, at, end);
+        if (end == at)
+            return fault_set(fault, ERR_LIMIT, "text",
+                             "a tile of a picture has more tokens than a text, %d: send it with "
+                             "'detail': 'low', or smaller",
+                             f->tokens);
+        if (before + end - at >= (size_t)TOKENS_LEAST) rc = add_piece(f, all, before, at, end);
     }
     return rc ? fault_set(fault, rc, "text", "no memory for its tokens") : 0;
 }
 
-static int divide_chats(struct fitting *f, int index, struct arena *arena, struct fault *fault) {
-    const char *text = f->fit->texts[index];
-    int rc = 0;
+static int divide_chats(struct fitting *f, const struct engine_fit_source *source,
+                        struct arena *arena, struct fault *fault) {
+    const char *text = source->text;
+    int shown = 0, rc = 0;
     for (const char *end; !rc && (end = strchr(text, '\n')); text = end + 1) {
-        struct tok_ids ids = {0};
+        struct fit_ids all = {.held = source->pictures + shown};
+        all.pictures.kind = f->form;
+        all.pictures.pictures = (const struct picture *const *)all.held;
         bool plain = false;
-        rc = fit_chat_ids(&f->text, text, (size_t)(end - text), arena, &ids, &plain, fault);
-        if (!rc) rc = divide_ids(f, &ids, fault);
+        rc = fit_chat_ids(&f->text, text, (size_t)(end - text), &all.pictures, arena, &all.ids,
+                          &plain, fault);
+        shown += all.pictures.count;
+        if (!rc && shown > source->picture_count)
+            rc = fault_set(fault, ERR_INVALID, "text", "pictures are missing");
+        if (!rc) rc = divide_ids(f, &all, fault);
         f->plain_chats += plain;
         arena_reset(arena);
     }
     return rc;
 }
 
-static int divide_text(struct fitting *f, int index, struct arena *arena, struct fault *fault) {
-    struct tok_ids ids;
-    int rc = tok_encode(f->text.tok, f->fit->texts[index], f->fit->text_sizes[index], TOK_TEMPLATE,
-                        NULL, 0, SIZE_MAX / sizeof(int32_t), arena, &ids, fault);
-    return rc ? rc : divide_ids(f, &ids, fault);
+static int divide_text(struct fitting *f, const struct engine_fit_source *source,
+                       struct arena *arena, struct fault *fault) {
+    struct fit_ids all = {0};
+    int rc = tok_encode(f->text.tok, source->text, source->size, TOK_TEMPLATE, NULL, 0,
+                        SIZE_MAX / sizeof(int32_t), arena, &all.ids, fault);
+    return rc ? rc : divide_ids(f, &all, fault);
 }
 
-static int divide_file(struct fitting *f, int index, struct arena *arena, struct fault *fault) {
+static int divide_source(struct fitting *f, int index, struct arena *arena, struct fault *fault) {
+    const struct engine_fit_source *source = &f->fit->sources[index];
     struct fault inner = {0};
-    int rc = f->fit->chats[index] ? divide_chats(f, index, arena, &inner)
-                                  : divide_text(f, index, arena, &inner);
+    int rc = source->chats ? divide_chats(f, source, arena, &inner)
+                           : divide_text(f, source, arena, &inner);
     if (!rc) return 0;
-    return fault_set(fault, rc, "text", "file %d of %d: %.300s", index + 1, f->fit->text_count,
+    return fault_set(fault, rc, "text", "file %d of %d: %.300s", index + 1, f->fit->source_count,
                      inner.text);
 }
 
@@ -119,7 +188,7 @@ static void fitting_shuffle(struct engine_fit_text *pieces, int count, uint64_t 
 /* Takes the pieces in turns from the files, whose pieces are in a random order: `ends` are where
  * each file's pieces end. */
 static int mix_files(struct fitting *f, const int *ends, struct fault *fault) {
-    const int files = f->fit->text_count;
+    const int files = f->fit->source_count;
     struct engine_fit_text *mixed = mem_try_alloc((size_t)f->piece_room, sizeof *mixed);
     if (!mixed) return fault_set(fault, ERR_NOMEM, "text", "no memory for its pieces");
     for (int turn = 0, count = 0; count < f->piece_count; turn++)
@@ -133,12 +202,12 @@ static int mix_files(struct fitting *f, const int *ends, struct fault *fault) {
 }
 
 static int fitting_read_texts(struct fitting *f, uint64_t *random, struct fault *fault) {
-    int *ends = mem_must_alloc((size_t)f->fit->text_count, sizeof *ends), rc = 0;
-    for (int i = 0; i < f->fit->text_count && !rc; i++) {
+    int *ends = mem_must_alloc((size_t)f->fit->source_count, sizeof *ends), rc = 0;
+    for (int i = 0; i < f->fit->source_count && !rc; i++) {
         const int first = f->piece_count;
         struct arena arena;
         arena_open(&arena, TEXT_BYTES_MAX);
-        rc = divide_file(f, i, &arena, fault);
+        rc = divide_source(f, i, &arena, fault);
         arena_close(&arena);
         fitting_shuffle(f->pieces + first, f->piece_count - first, random);
         ends[i] = f->piece_count;
@@ -218,9 +287,10 @@ static void piece_key(const struct fitting *f, const struct engine_fit_text *pie
  * leaves the memory. */
 static int measure_piece(struct fitting *f, struct worth *worth, const struct model_config *config,
                          int index, int count, uint64_t seed, bool *new, struct fault *fault) {
-    const struct engine_fit_text *piece = &f->pieces[index];
+    struct engine_fit_text *piece = &f->pieces[index];
     struct worth_text *text = &f->measured[index];
     uint8_t *key = f->keys[index];
+    if (piece->picture_row_count) fit_pictures_write_ids(&f->pictures, piece);
     piece_key(f, piece, seed, key);
     *new = !fit_work_take(&f->work, key, &f->most, text);
     if (!*new) {
@@ -229,7 +299,10 @@ static int measure_piece(struct fitting *f, struct worth *worth, const struct mo
     }
     if (index == f->resumed)
         (void)fitting_may_continue(f, ENGINE_FIT_MEASURING, index, count, INFINITY);
-    int rc = worth_measure(worth, piece->ids, piece->count, seed, text, fault);
+    struct worth_input input = {.tokens = piece->ids, .count = piece->count};
+    int rc = piece->picture_row_count ? fit_pictures_encode(&f->pictures, piece, &input) : 0;
+    if (rc) return fault_set(fault, rc, "text", "its pictures cannot be encoded: %s", err_text(rc));
+    rc = worth_measure(worth, &input, seed, text, fault);
     if (rc) return rc;
     if (fit_work_keep(&f->work, key, text))
         worth_text_close(text);
@@ -256,6 +329,12 @@ static int fitting_measure_pieces(struct fitting *f, struct worth *worth,
     return rc;
 }
 
+static bool any_pictures(const struct fitting *f) {
+    for (int i = 0; i < f->piece_count; i++)
+        if (f->pieces[i].picture_row_count) return true;
+    return false;
+}
+
 static int fitting_measure_model(struct fitting *f, struct kern *kern, uint64_t *random,
                                  struct fault *fault) {
     struct model_options options = engine_model_options(f->options);
@@ -279,8 +358,13 @@ static int fitting_measure_model(struct fitting *f, struct kern *kern, uint64_t 
     rc = worth_layer_heads(config, &f->most.layer_heads);
     if (rc) fault_set(fault, rc, "", "no memory for the sizes of %d layers", config->cache_layers);
     if (!rc) rc = worth_open(kern, model, &what, &worth, fault);
+    if (!rc && any_pictures(f)) {
+        const struct encoder_side side = {f->options, kern, model};
+        rc = fit_pictures_open(&side, &f->pictures, fault);
+    }
     if (!rc) fitting_shuffle(f->pieces, count, random);
     if (!rc) rc = fitting_measure_pieces(f, worth, config, count, random, fault);
+    fit_pictures_close(&f->pictures);
     worth_close(worth);
     model_close(model);
     return rc;
@@ -384,7 +468,7 @@ static void return_held_out(struct fitting *f, struct engine_fitted *out) {
 }
 
 void engine_fitted_close(struct engine_fitted *fitted) {
-    for (int i = 0; i < fitted->held_out_count; i++) mem_free(fitted->held_out[i].ids);
+    for (int i = 0; i < fitted->held_out_count; i++) close_piece(&fitted->held_out[i]);
     mem_free(fitted->held_out);
     *fitted = (struct engine_fitted){0};
 }
@@ -458,7 +542,7 @@ static int fit_to(struct fitting *f, struct engine_fitted *out, struct fault *fa
 
 static void close_fitting(struct fitting *f) {
     for (int i = 0; i < f->measured_count; i++) worth_text_close(&f->measured[i]);
-    for (int i = 0; i < f->piece_count; i++) mem_free(f->pieces[i].ids);
+    for (int i = 0; i < f->piece_count; i++) close_piece(&f->pieces[i]);
     worth_text_close(&f->most);
     mem_free(f->measured);
     mem_free(f->keys);
@@ -476,6 +560,7 @@ int engine_fit_gates(const struct engine_options *options, const struct engine_f
     int rc = engine_find_gates(&own, &found, fault);
     if (rc) return rc;
     mem_free(found.tool_template);
+    f.form = found.pictures.kind;
     f.tokens = found.max_model_len < ENGINE_FIT_TOKENS ? found.max_model_len : ENGINE_FIT_TOKENS;
     rc = open_work(&f, fault);
     if (rc) return rc;

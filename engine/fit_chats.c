@@ -32,15 +32,30 @@ static int plain_ids(const struct text *text, const cJSON *context, struct arena
     return rc;
 }
 
-int fit_chat_ids(const struct text *text, const char *context, size_t size, struct arena *arena,
-                 struct tok_ids *out, bool *plain, struct fault *fault) {
+static int count_pictures(const cJSON *context) {
+    const cJSON *message;
+    int count = 0;
+    cJSON_ArrayForEach(message, json_get(context, "messages")) count +=
+        cJSON_GetArraySize(json_get(message, TEXT_PICTURE_ENDS));
+    return count;
+}
+
+int fit_chat_ids(const struct text *text, const char *context, size_t size,
+                 struct text_pictures *pictures, struct arena *arena, struct tok_ids *out,
+                 bool *plain, struct fault *fault) {
     const struct json_limits limits = {.bytes = CHAT_BYTES_MAX, .depth = CHAT_DEPTH};
-    struct fault refused;
+    struct fault refused = {0};
     cJSON *tree = NULL;
     int rc = json_parse(context, size, &limits, &tree, fault);
     if (rc) return rc;
-    *plain = text_render_chat(text, tree, NULL, CHAT_IDS_MAX, arena, out, &refused) != 0;
-    if (*plain) rc = plain_ids(text, tree, arena, out, fault);
+    pictures->count = count_pictures(tree);
+    rc = text_render_chat(text, tree, pictures->count ? pictures : NULL, CHAT_IDS_MAX, arena, out,
+                          &refused);
+    *plain = rc && !pictures->count;
+    if (*plain)
+        rc = plain_ids(text, tree, arena, out, fault);
+    else if (rc)
+        fault_set(fault, rc, "text", "a chat with pictures: %.300s", refused.text);
     json_free(tree);
     return rc;
 }

@@ -45,8 +45,9 @@ static void describe_cache(const struct engine_found *found, struct buf *out) {
         buf_fmt(out, " with %d tokens\n", found->max_model_len);
     buf_fmt(out, "serving      %.1f MB at most, %.1f MB of them the cache's pool\n",
             (double)found->memory_bytes * 1e-6, (double)found->pool_bytes * 1e-6);
-    if (found->tile_tokens_max > 0)
-        buf_fmt(out, "pictures     %d tokens at most for each tile\n", found->tile_tokens_max);
+    if (found->pictures.kind)
+        buf_fmt(out, "pictures     %d tokens at most for each tile\n",
+                found->pictures.tile_tokens_max);
     if (found->draft_places > 0)
         buf_fmt(out, "draft model  %d tokens of a text take %.1f MB of its cache\n",
                 found->draft_places, (double)found->draft_text_bytes * 1e-6);

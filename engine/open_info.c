@@ -118,7 +118,8 @@ void open_fill_info(struct engine *e, const struct sched_options *so) {
     info->has_chat_template = e->text.chat != NULL;
     info->chat_template = e->text.source;
     info->tool_template = e->text.tool_source ? e->text.tool_source : e->text.source;
-    if (e->replicas[0].encoder) info->pictures = &vision_config(e->replicas[0].encoder)->form;
+    const struct vision *encoder = e->replicas[0].encoder.vision;
+    if (encoder) info->pictures = &vision_config(encoder)->form;
     info->bos_token = e->text.bos;
     info->eos_token = e->text.eos;
     info->eos = e->ends;
@@ -170,7 +171,7 @@ void open_fill_found(struct engine *e, const struct sched_options *so, struct en
              model_gates_cached(open_model_of(e)));
     found->pool_bytes = so->pages_total * so->page_bytes;
     found->memory_bytes = memory_of(e, so);
-    if (e->info.pictures) found->tile_tokens_max = e->info.pictures->tile_tokens_max;
+    if (e->info.pictures) found->pictures = *e->info.pictures;
     found->draft_places = e->draft.places;
     found->draft_text_bytes = e->draft.text_pages * e->draft.page_bytes;
     found->tool_template = e->info.tool_template ? mem_must_strdup(e->info.tool_template) : NULL;

@@ -356,7 +356,7 @@ void replica_close(struct replica *r) {
     }
     store_close(r->store);
     draft_model_close(r); /* a block uses memory of the model */
-    encoder_close(r);
+    encoder_close(&r->encoder);
     model_close(r->model);
     if (r->kern) r->kern->ops->close(r->kern);
     ring_close(&r->submits);

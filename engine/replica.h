@@ -39,6 +39,12 @@ struct conversation_copy {
     uint64_t *marks;                    /* owned; NULL: too short, or no memory */
 };
 
+/* The encoder of pictures and its backend; NULL: there is none. */
+struct encoder {
+    struct kern *kern;
+    struct vision *vision;
+};
+
 struct replica {
     int index;
     struct replica_common *common;
@@ -47,8 +53,7 @@ struct replica {
     struct model *model;
     struct kern *draft_kern; /* the draft model's; NULL: there is none */
     struct model *draft_model;
-    struct kern *encoder_kern; /* the encoder of pictures; NULL: there is none */
-    struct vision *encoder;
+    struct encoder encoder;
     struct sched sched;
     struct ring submits, orders;                    /* loop -> replica */
     struct engine_order *writes[ENGINE_ORDERS_MAX]; /* orders whose file is not written yet */

@@ -16,8 +16,9 @@
  * The operation is kern_ops.worth. It is called after attend of the layer, with the same qkv, batch
  * and options (also where the rows are queries alone, of a layer that reads another's entries);
  * `heads` is what W is multiplied with. The step has one span, of whole windows, whose sequence
- * evicted nothing and was not shifted: the index of an entry is its position. It waits for its
- * result. ERR_NOMEM changes nothing. Threads and promises are those of the other layer operations.
+ * evicted nothing and was not shifted: the index of an entry is its position. Rows that see each
+ * other (kern_given.together) see what lies behind them as in attention. It waits for its result.
+ * ERR_NOMEM changes nothing. Threads and promises are those of the other layer operations.
  */
 #ifndef KEEPD_KERNELS_WORTH_H
 #define KEEPD_KERNELS_WORTH_H

@@ -228,12 +228,45 @@ static void draw_entries(struct worth_text *text, uint64_t seed) {
             text->at[drawn++] = pos;
 }
 
-/* No row wants logits, so that the last layer ends with attention. */
-static int worth_step(struct worth *w, const int32_t *tokens, int pos, int rows) {
+/* Returns how many of the rows [pos, end), whole windows, come before rows that see each other and
+ * would be parted at `end`; all of them if none would. 0: they do not fit a step. */
+static int undivided_rows(const struct worth_input *input, int pos, int end) {
+    for (int g = 0; g < input->given_count; g++) {
+        const struct kern_given *given = &input->given[g];
+        if (given->together && given->row < end && given->row + given->count > end)
+            return given->row > pos ? (given->row - pos) / WORTH_WINDOW * WORTH_WINDOW : 0;
+    }
+    return end - pos;
+}
+
+/* Gives the step the part of `from` that lies in its rows, those from position `pos` on. */
+static void give_part(struct kern_batch *batch, struct kern_given *given, int pos,
+                      const struct kern_given *from, int width) {
+    const int first = from->row > pos ? from->row : pos;
+    const int past = from->row + from->count, end = pos + batch->rows;
+    const int last = past < end ? past : end;
+    if (first >= last) return;
+    struct kern_given *part = &given[batch->given_count++];
+    *part = *from;
+    part->row = first - pos;
+    part->count = last - first;
+    part->rows += (size_t)(first - from->row) * (size_t)(1 + from->deep) * (size_t)width;
+}
+
+/* No row wants logits, so that the last layer ends with attention. `given` has room for the
+ * input's. */
+static int worth_step(struct worth *w, const struct worth_input *input, int pos, int rows,
+                      struct kern_given *given) {
     const struct kern_span span = {.count = rows, .pos = pos};
-    const struct kern_batch batch = {
-        .tokens = tokens + pos, .spans = &span, .rows = rows, .span_count = 1};
+    struct kern_batch batch = {.tokens = input->tokens + pos,
+                               .spans = &span,
+                               .rows = rows,
+                               .span_count = 1,
+                               .given = given,
+                               .places = input->places ? input->places + pos : NULL};
     const float *logits;
+    for (int g = 0; g < input->given_count; g++)
+        give_part(&batch, given, pos, &input->given[g], w->model->config.d_model);
     w->batch = &batch;
     w->rc = 0;
     w->model->watch = watch_layer;
@@ -244,18 +277,34 @@ static int worth_step(struct worth *w, const int32_t *tokens, int pos, int rows)
     return rc ? rc : w->rc;
 }
 
-int worth_measure(struct worth *w, const int32_t *tokens, int count, uint64_t seed,
+static int worth_read_text(struct worth *w, const struct worth_input *input, int count,
+                           struct kern_given *given) {
+    int rc = 0;
+    for (int pos = 0, rows; pos < count && !rc; pos += rows) {
+        rows = count - pos < WORTH_ROWS ? count - pos : WORTH_ROWS;
+        rows = undivided_rows(input, pos, pos + rows);
+        rc = rows ? worth_step(w, input, pos, rows, given) : ERR_INVALID;
+    }
+    w->kern->ops->release(w->kern, 0);
+    return rc;
+}
+
+int worth_measure(struct worth *w, const struct worth_input *input, uint64_t seed,
                   struct worth_text *out, struct fault *fault) {
-    if (count > w->options.tokens) count = w->options.tokens;
+    int count = input->count < w->options.tokens ? input->count : w->options.tokens;
     count -= count % WORTH_WINDOW;
+    count = undivided_rows(input, 0, count);
     if (count < 2 * WORTH_WINDOW)
         return fault_set(fault, ERR_INVALID, "text", "has less than %d tokens", 2 * WORTH_WINDOW);
-    int rc = worth_open_text(w, count, out);
-    if (!rc) draw_entries(out, seed);
-    w->text = out;
-    for (int pos = 0; pos < count && !rc; pos += WORTH_ROWS)
-        rc = worth_step(w, tokens, pos, count - pos < WORTH_ROWS ? count - pos : WORTH_ROWS);
-    w->kern->ops->release(w->kern, 0);
+    struct kern_given *given = mem_try_alloc((size_t)input->given_count + 1, sizeof *given);
+    *out = (struct worth_text){0};
+    int rc = given ? worth_open_text(w, count, out) : ERR_NOMEM;
+    if (!rc) {
+        draw_entries(out, seed);
+        w->text = out;
+        rc = worth_read_text(w, input, count, given);
+    }
+    mem_free(given);
     if (!rc) return 0;
     worth_text_close(out);
     return fault_set(fault, rc, "", "a text of %d tokens cannot be measured: %s", count,

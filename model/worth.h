@@ -58,10 +58,21 @@ int worth_open(struct kern *kern, struct model *model, const struct worth_option
                struct worth **out, struct fault *fault);
 void worth_close(struct worth *worth);
 
+/* A text. The members but `tokens` and `count` are those of struct kern_batch, with the text's
+ * tokens as rows: what pictures need. */
+struct worth_input {
+    const int32_t *tokens; /* [count] below the vocabulary's size, also in rows that are given */
+    int count;
+    const struct kern_place *places; /* [count], or NULL */
+    const struct kern_given *given;  /* [given_count] ascending */
+    int given_count;
+};
+
 /* Measures the first tokens of a text, whole windows of them, and at least two. Entries are drawn
  * evenly by `seed`. *out is closed by the caller after success only. ERR_NOMEM, ERR_INVALID (a text
- * that is too short) or what the backend says. */
-int worth_measure(struct worth *worth, const int32_t *tokens, int count, uint64_t seed,
+ * that is too short, or rows that see each other and do not fit a step) or what the backend
+ * says. */
+int worth_measure(struct worth *worth, const struct worth_input *input, uint64_t seed,
                   struct worth_text *out, struct fault *fault);
 
 #endif

@@ -1,9 +1,6 @@
 /* The pictures of a request: from base64 in its body to tiles. Runs in the libuv worker, as
  * prepare.c does, and waits there for the processes that decode (picture/decoder.h). */
-#include <ctype.h>
-#include <nettle/base64.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -11,49 +8,6 @@
 #include "picture/decoder.h"
 #include "server/fetch.h"
 #include "server/loop.h"
-
-/* Returns a character of base64 and sets *at behind it. Addresses may write it as %2B, and in the
- * alphabet for addresses (RFC 4648, section 5). */
-static char next_base64(const struct oai_picture *from, size_t *at) {
-    unsigned char c = (unsigned char)from->base64[(*at)++];
-    if (c == '%' && from->size - *at >= 2) {
-        const char hex[3] = {from->base64[*at], from->base64[*at + 1], 0};
-        if (isxdigit((unsigned char)hex[0]) && isxdigit((unsigned char)hex[1])) {
-            c = (unsigned char)strtoul(hex, NULL, 16);
-            *at += 2;
-        }
-    }
-    return (char)(c == '-' ? '+' : c == '_' ? '/' : c);
-}
-
-/* Returns false for text that is not in base64. White space is allowed, as in MIME, and the signs
- * at the end may be missing. */
-static bool write_base64_bytes(const struct oai_picture *from, uint8_t *bytes, size_t *size) {
-    struct base64_decode_ctx decoder;
-    *size = 0;
-    base64_decode_init(&decoder);
-    for (size_t at = 0; at < from->size;) {
-        const int count = base64_decode_single(&decoder, bytes + *size, next_base64(from, &at));
-        if (count < 0) return false;
-        *size += (size_t)count;
-    }
-    for (int i = 0; i < 2 && !base64_decode_final(&decoder); i++)
-        if (base64_decode_single(&decoder, bytes + *size, '=') < 0) return false;
-    return base64_decode_final(&decoder);
-}
-
-/* Decodes base64 into memory of its own. */
-static int decode_base64(const struct oai_picture *from, uint8_t **bytes, size_t *size,
-                         struct fault *fault) {
-    *bytes = NULL;
-    if (from->size / 4 > PICTURE_FILE_MAX / 3)
-        return fault_set(fault, ERR_LIMIT, NULL, "a picture's file may have at most %zu bytes",
-                         PICTURE_FILE_MAX);
-    *bytes = mem_try_alloc(BASE64_DECODE_LENGTH(from->size) + 1, 1);
-    if (!*bytes) return fault_set(fault, ERR_NOMEM, NULL, "not enough memory for the picture");
-    if (write_base64_bytes(from, *bytes, size)) return 0;
-    return fault_set(fault, ERR_MALFORMED, NULL, "the bytes of the picture are not in base64");
-}
 
 static int read_picture(const struct exchange *ex, const struct oai_picture *from, int64_t deadline,
                         struct picture **out, struct fault *fault) {
@@ -65,7 +19,7 @@ static int read_picture(const struct exchange *ex, const struct oai_picture *fro
         return fault_set(fault, ERR_STOPPED, NULL, "nobody waits for the picture");
     int rc = from->remote
                  ? fetch_read(ex->server->fetch, from->base64, &limits, &bytes, &size, fault)
-                 : decode_base64(from, &bytes, &size, fault);
+                 : oai_decode_base64(from, &bytes, &size, fault);
     if (!rc) rc = picture_read(bytes, size, deadline, &rgb, fault);
     mem_free(bytes);
     if (!rc) rc = picture_prepare(&rgb, ex->model->rules.info->pictures, from->low, out, fault);
@@ -101,6 +55,10 @@ int prepare_pictures(struct exchange *ex) {
         return oai_refuse(&ex->error, 400, "invalid_value", "truncate_prompt_tokens",
                           "Invalid value for 'truncate_prompt_tokens': a prompt with pictures is "
                           "not cut.");
+    if (request->sampling.prompt_logprobs)
+        return oai_refuse(&ex->error, 400, "unsupported_parameter", "prompt_logprobs",
+                          "Unsupported value for 'prompt_logprobs': a prompt with pictures has no "
+                          "scores.");
     ex->pictures = mem_try_alloc((size_t)request->picture_count, sizeof *ex->pictures);
     if (!ex->pictures) {
         exchange_refuse_memory(ex);

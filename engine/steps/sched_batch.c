@@ -58,14 +58,22 @@ static void add_first_wants(struct sched *sched, struct sched_step *step, struct
     }
 }
 
-/* Returns how many of `count` rows a prompt that wants scores gets: every row but the prompt's last
- * scores the token after it. */
+/* Every row of a prompt that wants scores scores the token after it, but those before rows of
+ * pictures and the last one. */
+static bool scores_next(const struct sequence *seq, int32_t at) {
+    return at + 1 < seq->prompt_count && !engine_is_picture_id(seq->tokens[at + 1]);
+}
+
+/* Returns how many of `count` rows a prompt that wants scores gets. */
 static int32_t scored_rows(struct sched_step *step, const struct sequence *seq, int32_t count) {
-    int32_t scores = seq->prompt_count - 1 - seq->due.tokens;
-    if (scores > count) scores = count;
-    if (scores > step->spare_logits) scores = count = step->spare_logits;
-    step->spare_logits -= scores;
-    return count;
+    int32_t rows = 0;
+    for (; rows < count; rows++) {
+        if (!scores_next(seq, seq->due.tokens + rows)) continue;
+        if (step->spare_logits == 0) break;
+        step->spare_logits--;
+    }
+    const struct sched_together parted = sched_parted_at(seq, seq->due.tokens + rows);
+    return rows < count && parted.end ? parted.first - seq->due.tokens : rows;
 }
 
 /* The tokens that a request judges take a row of logits each; one is the running sequence's. The
@@ -124,7 +132,7 @@ static void add_prompt(struct sched *sched, struct sched_step *step, struct sequ
     int32_t row = step->batch.rows, pos = seq->due.tokens;
     add_rows(sched, step, seq, count);
     for (int32_t i = 0; request->prompt_logprobs && i < count; i++)
-        if (pos + i + 1 < seq->prompt_count) add_want(sched, step, seq, row + i, pos + i + 1);
+        if (scores_next(seq, pos + i)) add_want(sched, step, seq, row + i, pos + i + 1);
     if (pos + count == seq->prompt_count && request->max_tokens > 0)
         add_first_wants(sched, step, seq, row + count - 1);
     if (pos + count == seq->prompt_count && request->pooling == ENGINE_POOL_NEXT)

@@ -70,8 +70,11 @@ static int alloc_prompt(struct engine_job *job) {
     size_t prompt = (size_t)request->prompt_count;
     job->prompt_tokens = mem_try_alloc(prompt, sizeof *job->prompt_tokens);
     if (!job->prompt_tokens) return ERR_NOMEM;
-    /* Nothing precedes the first token, so nothing scores it. */
-    job->prompt_tokens[0] = (struct engine_token){.token = request->prompt[0], .logprob = NAN};
+    /* Nothing precedes the first token, and rows of pictures have no probabilities. */
+    for (size_t i = 0; i < prompt; i++)
+        if (i == 0 || engine_is_picture_id(request->prompt[i]))
+            job->prompt_tokens[i] =
+                (struct engine_token){.token = request->prompt[i], .logprob = NAN};
     return alloc_top(&job->prompt_top, prompt, request->prompt_top_logprobs);
 }
 

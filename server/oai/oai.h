@@ -174,6 +174,11 @@ struct oai_picture {
     const struct picture *prepared; /* once it is decoded; the exchange's */
 };
 
+/* Decodes a picture's base64 into memory of its own: mem_free. The fault has no field: ERR_LIMIT,
+ * ERR_MALFORMED, ERR_NOMEM. */
+int oai_decode_base64(const struct oai_picture *from, uint8_t **bytes, size_t *size,
+                      struct fault *fault);
+
 /* The parts of a prompt that edits of the context have left out (edits.h), and their tokens. */
 struct oai_edits {
     bool asked;

@@ -1,9 +1,14 @@
 /* Pictures in messages: OpenAI's parts `image_url` and `input_image`, Anthropic's blocks `image`
  * and Ollama's lists of bytes. They are decoded later, on the same thread (server/pictures.c). */
+#include <ctype.h>
+#include <nettle/base64.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
 #include "base/json.h"
+#include "base/mem.h"
+#include "picture/picture.h"
 #include "server/oai/rewrite.h"
 
 /* A type of parts with a picture and the place of its address or its bytes. */
@@ -144,4 +149,46 @@ int oai_add_picture(struct oai_reader *r, const cJSON *part, const char *path) {
         if (read_detail(r, json_get(part, kind->outer), outer, &low)) return -1;
     }
     return store_picture(r, base64, !kind->bare && is_remote(base64), low, field);
+}
+
+/* Returns a character of base64 and sets *at behind it. Addresses may write it as %2B, and in the
+ * alphabet for addresses (RFC 4648, section 5). */
+static char next_base64(const struct oai_picture *from, size_t *at) {
+    unsigned char c = (unsigned char)from->base64[(*at)++];
+    if (c == '%' && from->size - *at >= 2) {
+        const char hex[3] = {from->base64[*at], from->base64[*at + 1], 0};
+        if (isxdigit((unsigned char)hex[0]) && isxdigit((unsigned char)hex[1])) {
+            c = (unsigned char)strtoul(hex, NULL, 16);
+            *at += 2;
+        }
+    }
+    return (char)(c == '-' ? '+' : c == '_' ? '/' : c);
+}
+
+/* Returns false for text that is not in base64. White space is allowed, as in MIME, and the signs
+ * at the end may be missing. */
+static bool write_base64_bytes(const struct oai_picture *from, uint8_t *bytes, size_t *size) {
+    struct base64_decode_ctx decoder;
+    *size = 0;
+    base64_decode_init(&decoder);
+    for (size_t at = 0; at < from->size;) {
+        const int count = base64_decode_single(&decoder, bytes + *size, next_base64(from, &at));
+        if (count < 0) return false;
+        *size += (size_t)count;
+    }
+    for (int i = 0; i < 2 && !base64_decode_final(&decoder); i++)
+        if (base64_decode_single(&decoder, bytes + *size, '=') < 0) return false;
+    return base64_decode_final(&decoder);
+}
+
+int oai_decode_base64(const struct oai_picture *from, uint8_t **bytes, size_t *size,
+                      struct fault *fault) {
+    *bytes = NULL;
+    if (from->size / 4 > PICTURE_FILE_MAX / 3)
+        return fault_set(fault, ERR_LIMIT, NULL, "a picture's file may have at most %zu bytes",
+                         PICTURE_FILE_MAX);
+    *bytes = mem_try_alloc(BASE64_DECODE_LENGTH(from->size) + 1, 1);
+    if (!*bytes) return fault_set(fault, ERR_NOMEM, NULL, "not enough memory for the picture");
+    if (write_base64_bytes(from, *bytes, size)) return 0;
+    return fault_set(fault, ERR_MALFORMED, NULL, "the bytes of the picture are not in base64");
 }

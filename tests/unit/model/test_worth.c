@@ -26,6 +26,8 @@ struct opened {
     struct kern *kern;
     struct model *model;
     struct worth *worth;
+    const struct kern_given *given; /* rows of pictures in the text */
+    int given_count;
 };
 
 static void open_model(struct opened *o, const char *name, const char *path, int threads,
@@ -35,13 +37,13 @@ static void open_model(struct opened *o, const char *name, const char *path, int
     const struct cpu_options cpu = {.path = path, .activations = CPU_F32, .threads = threads};
     const struct model_options model = {.dir = dir,
                                         .gates = "",
-                                        .rows_max = WORTH_ROWS,
+                                        .rows_max = TOKENS,
                                         .logits_max = 1,
                                         .quantization = quantization,
                                         .threads = 1};
     const struct worth_options options = {.tokens = TOKENS, .entries = ENTRIES, .kv_type = kv_type};
     snprintf(dir, sizeof dir, "%s/tests/data/models/%s", KEEPD_SOURCE_DIR, name);
-    o->worth = NULL;
+    *o = (struct opened){0};
     cr_assert_eq(cpu_open(&cpu, &o->kern, &fault), 0, "%s", fault.text);
     cr_assert_eq(model_open(o->kern, &model, &o->model, &fault), 0, "%s", fault.text);
     cr_assert_eq(worth_open(o->kern, o->model, &options, &o->worth, &fault), 0, "%s", fault.text);
@@ -62,11 +64,19 @@ static void draw_tokens(int32_t *tokens, int count) {
     }
 }
 
+static int measure_first(struct opened *o, const int32_t *tokens, int count,
+                         struct worth_text *text, struct fault *fault) {
+    const struct worth_input input = {.tokens = tokens, .count = count};
+    return worth_measure(o->worth, &input, 1, text, fault);
+}
+
 static void measure(struct opened *o, struct worth_text *text) {
     int32_t tokens[TOKENS];
     struct fault fault = {0};
+    const struct worth_input input = {
+        .tokens = tokens, .count = TOKENS, .given = o->given, .given_count = o->given_count};
     draw_tokens(tokens, TOKENS);
-    cr_assert_eq(worth_measure(o->worth, tokens, TOKENS, 5, text, &fault), 0, "%s", fault.text);
+    cr_assert_eq(worth_measure(o->worth, &input, 5, text, &fault), 0, "%s", fault.text);
 }
 
 /* ---- The definition ---- */
@@ -74,12 +84,13 @@ static void measure(struct opened *o, struct worth_text *text) {
 /* Arrays that the layer loop computed for a text, [layers][TOKENS][width]. */
 struct seen {
     struct model *model;
-    int pos; /* the step's first */
+    const struct kern_given *given; /* rows of pictures in the text */
+    int given_count;
     float **x, **normed, **qkv, **gates, **mixed;
 };
 
-static void keep_rows(const struct seen *s, float *to, const float *from, int width, int rows) {
-    memcpy(to + (size_t)s->pos * (size_t)width, from, (size_t)(rows * width) * sizeof *from);
+static void keep_rows(float *to, const float *from, int width, int rows) {
+    memcpy(to, from, (size_t)(rows * width) * sizeof *from);
 }
 
 static void keep(void *arg, int layer, enum role role, const float *inputs, int rows) {
@@ -88,15 +99,15 @@ static void keep(void *arg, int layer, enum role role, const float *inputs, int 
     const struct model_config *c = &m->config;
     const struct layer *parts = &m->layers[layer];
     if (role == ROLE_Q) {
-        keep_rows(s, s->x[layer], m->scratch.x, c->d_model, rows);
-        keep_rows(s, s->normed[layer], inputs, c->d_model, rows);
+        keep_rows(s->x[layer], m->scratch.x, c->d_model, rows);
+        keep_rows(s->normed[layer], inputs, c->d_model, rows);
     }
     if (role != ROLE_O) return;
-    keep_rows(s, s->qkv[layer], m->scratch.qkv, attend_width(c, layer), rows);
-    if (parts->attn_gate) keep_rows(s, s->gates[layer], m->scratch.gates, q_width(c, layer), rows);
+    keep_rows(s->qkv[layer], m->scratch.qkv, attend_width(c, layer), rows);
+    if (parts->attn_gate) keep_rows(s->gates[layer], m->scratch.gates, q_width(c, layer), rows);
     if (parts->state_out)
-        m->kern->ops->matmul(m->kern, s->mixed[layer] + (size_t)s->pos * (size_t)c->d_model,
-                             m->scratch.mixed, parts->state_out, NULL, rows, KERN_SET);
+        m->kern->ops->matmul(m->kern, s->mixed[layer], m->scratch.mixed, parts->state_out, NULL,
+                             rows, KERN_SET);
 }
 
 static float **open_rows(const struct model_config *c,
@@ -113,11 +124,23 @@ static void close_rows(const struct model_config *c, float **rows) {
     mem_free(rows);
 }
 
-static void watch_text(struct seen *s, struct model *model) {
+/* The last token that the one at t sees. */
+static int last_seen(const struct seen *s, int t) {
+    for (int g = 0; g < s->given_count; g++)
+        if (s->given[g].together && t >= s->given[g].row && t < s->given[g].row + s->given[g].count)
+            return s->given[g].row + s->given[g].count - 1;
+    return t;
+}
+
+/* Reads the text in one step, so that no rows are parted. */
+static void watch_text(struct seen *s, const struct opened *o) {
+    struct model *model = o->model;
     const struct model_config *c = &model->config;
     int32_t tokens[TOKENS];
     const float *logits;
     *s = (struct seen){.model = model,
+                       .given = o->given,
+                       .given_count = o->given_count,
                        .x = open_rows(c, NULL),
                        .normed = open_rows(c, NULL),
                        .qkv = open_rows(c, attend_width),
@@ -126,13 +149,14 @@ static void watch_text(struct seen *s, struct model *model) {
     draw_tokens(tokens, TOKENS);
     model->watch = keep;
     model->watch_arg = s;
-    for (int count; s->pos < TOKENS; s->pos += count) {
-        count = TOKENS - s->pos < WORTH_ROWS ? TOKENS - s->pos : WORTH_ROWS;
-        const struct kern_span span = {.count = count, .pos = s->pos};
-        const struct kern_batch batch = {
-            .tokens = tokens + s->pos, .spans = &span, .rows = count, .span_count = 1};
-        cr_assert_eq(model_step(model, &batch, NULL, 0, &logits), 0);
-    }
+    const struct kern_span span = {.count = TOKENS};
+    const struct kern_batch batch = {.tokens = tokens,
+                                     .spans = &span,
+                                     .rows = TOKENS,
+                                     .span_count = 1,
+                                     .given = o->given,
+                                     .given_count = o->given_count};
+    cr_assert_eq(model_step(model, &batch, NULL, 0, &logits), 0);
     model->watch = NULL;
     model->kern->ops->release(model->kern, 0);
 }
@@ -212,7 +236,7 @@ static void attend(const struct seen *s, int layer, struct attended *at) {
         double *e = at->e + (size_t)t * TOKENS, *mean = at->means + (size_t)(t * at->dim);
         const float *q = query_at(s, layer, t, at->head);
         at->sum[t] = sinks ? exp((double)sinks[at->head]) : 0;
-        for (int i = 0; i <= t; i++) {
+        for (int i = 0; i <= last_seen(s, t); i++) {
             const float *k = key_at(s, layer, i, at->head);
             double z = 0;
             for (int j = 0; j < its->head_dim; j++) z += (double)q[j] * (double)k[j];
@@ -370,17 +394,14 @@ static void check_inputs(const struct seen *s, const struct worth_text *text, in
                          number_to_bf16(s->normed[layer][text->at[i] * width + d]));
 }
 
-static void check_model(const char *name, const char *path, enum quantization quantization,
-                        enum kern_dtype kv_type, double bar) {
-    struct opened o;
+static void check_opened(struct opened *o, const char *name, const char *path, double bar) {
     struct worth_text text;
     struct seen seen;
     double worst = 0;
     int count = 0;
-    open_model(&o, name, path, 2, quantization, kv_type);
-    const struct model_config *c = &o.model->config;
-    measure(&o, &text);
-    watch_text(&seen, o.model);
+    const struct model_config *c = &o->model->config;
+    measure(o, &text);
+    watch_text(&seen, o);
     for (int stored = 0; stored < c->cache_layers; stored++) {
         double *want = mem_must_alloc((size_t)text.windows * (size_t)(text.heads * text.entries),
                                       sizeof *want);
@@ -396,6 +417,54 @@ static void check_model(const char *name, const char *path, enum quantization qu
     cr_assert(worst < bar, "%s on %s: %g", name, path, worst);
     forget(&seen);
     worth_text_close(&text);
+}
+
+static void check_model(const char *name, const char *path, enum quantization quantization,
+                        enum kern_dtype kv_type, double bar) {
+    struct opened o;
+    open_model(&o, name, path, 2, quantization, kv_type);
+    check_opened(&o, name, path, bar);
+    close_model(&o);
+}
+
+/* Rows of pictures: with embeddings of their own, and, in Gemma's, seeing each other. The last ones
+ * would be parted between two steps. */
+Test(worth, pictures) {
+    enum { PLAIN = 40, TOGETHER = 100 };
+    static float rows[(PLAIN + TOGETHER) * WIDTH_MAX];
+    uint32_t state = 11;
+    struct opened o;
+    open_model(&o, "gemma3", "reference", 2, QUANTIZE_NONE, KERN_F32);
+    const int width = o.model->config.d_model;
+    cr_assert(width <= WIDTH_MAX);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        state = state * 1664525u + 1013904223u;
+        rows[i] = (float)(state >> 8) / (float)(1 << 24) - 0.5f;
+    }
+    const struct kern_given given[] = {{.row = 90, .count = PLAIN, .rows = rows},
+                                       {.row = WORTH_ROWS - 70,
+                                        .count = TOGETHER,
+                                        .together = true,
+                                        .rows = rows + PLAIN * width}};
+    o.given = given;
+    o.given_count = 2;
+    check_opened(&o, "pictures", "reference", 2e-5);
+    close_model(&o);
+}
+
+/* Rows that see each other and do not fit a step are refused. */
+Test(worth, rows_together_that_do_not_fit_a_step_are_refused) {
+    static const float rows[WORTH_ROWS * WIDTH_MAX];
+    static const int32_t tokens[TOKENS];
+    const struct kern_given given = {
+        .row = 65, .count = WORTH_ROWS, .together = true, .rows = rows};
+    const struct worth_input input = {
+        .tokens = tokens, .count = TOKENS, .given = &given, .given_count = 1};
+    struct worth_text text;
+    struct fault fault = {0};
+    struct opened o;
+    open_model(&o, "gemma3", "auto", 1, QUANTIZE_NONE, KERN_BF16);
+    cr_assert_eq(worth_measure(o.worth, &input, 1, &text, &fault), ERR_INVALID);
     close_model(&o);
 }
 
@@ -530,14 +599,13 @@ Test(worth, short_texts_and_lack_of_memory_are_refused) {
     struct fault fault = {0};
     const int32_t tokens[2 * WORTH_WINDOW] = {0};
     open_model(&o, "llama", "auto", 1, QUANTIZE_NONE, KERN_BF16);
-    cr_assert_eq(worth_measure(o.worth, tokens, 2 * WORTH_WINDOW - 1, 1, &text, &fault),
-                 ERR_INVALID);
+    cr_assert_eq(measure_first(&o, tokens, 2 * WORTH_WINDOW - 1, &text, &fault), ERR_INVALID);
     for (int n = 0; n < 3; n++) {
         mem_fail_after(n);
-        cr_assert_eq(worth_measure(o.worth, tokens, 2 * WORTH_WINDOW, 1, &text, &fault), ERR_NOMEM);
+        cr_assert_eq(measure_first(&o, tokens, 2 * WORTH_WINDOW, &text, &fault), ERR_NOMEM);
     }
     mem_fail_after(-1);
-    cr_assert_eq(worth_measure(o.worth, tokens, 2 * WORTH_WINDOW, 1, &text, &fault), 0);
+    cr_assert_eq(measure_first(&o, tokens, 2 * WORTH_WINDOW, &text, &fault), 0);
     cr_assert_eq(text.windows, 2);
     worth_text_close(&text);
     close_model(&o);
