@@ -20,8 +20,11 @@ class Daemon:
             pytest.skip(f"skip: {binary} is not built")
         self.sanitized = b"__asan_init" in pathlib.Path(binary).read_bytes()
         model = () if "--model" in flags else ("--model", str(ROOT / "bundled/keepd-nano"))
-        self.process = subprocess.Popen(
-            [binary, *model, "--port", "0", "--served-model-name", "keepd-nano", *flags], stdout=subprocess.PIPE, text=True)
+        # Threads of one daemon wait for each other after every kernel, for long while other tests have the processors.
+        counts = ("--threads", "--data-parallel-size", "--tensor-parallel-size")
+        threads = () if set(counts) & set(flags) else ("--threads", "1")
+        self.process = subprocess.Popen([binary, *model, "--port", "0", "--served-model-name", "keepd-nano", *threads, *flags],
+                                        stdout=subprocess.PIPE, text=True)
         self.url = None
         for line in self.process.stdout:
             if "http://" in line:

@@ -168,7 +168,7 @@ def drain(name, binary, clients, tokens, prompts, *flags, env=None):
     check(daemon.process.wait(timeout=600) == 0, "the daemon exits with 0")
 
 
-def speed(seconds=4):
+def speed(seconds):
     """The HTTP layer alone: what arrives at given rates, and how long a token takes to its client. 256 streams that began at
     different moments; every step of the engine gives each a token, so their events come in bursts of 256."""
     print("The HTTP layer alone, 256 streams\n   wanted/s  events/s  p50 ms  p99 ms  99.9 %  daemon CPU  client CPU")
@@ -191,7 +191,7 @@ def plain(seconds, steps):
     # Fewer run at once than ask, so that some leave the queue.
     storm("No model", "keepd-fake", seconds, 1000, 100, 4, "--max-num-seqs", "900", env=steps)
     drain("No model", "keepd-fake", 500, 100, 4, "--max-num-seqs", "128", env=steps)
-    speed()
+    speed(max(1, min(4, int(seconds) // 4)))
     storm("keepd-nano", "keepd", seconds, 128, 32, 32, *budget)
     drain("keepd-nano", "keepd", 64, 32, 32, *budget)
 

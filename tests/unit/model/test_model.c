@@ -57,12 +57,14 @@ static bool leaves_out_path(size_t path, const char *model, size_t number) {
     return test_sample() && (place + number) % available != 0;
 }
 
-static void open_or_fail(struct replay *replay, const char *dir, const char *path,
-                         enum kern_dtype kv_dtype, int positions, int slots) {
+/* `threads`: one where steps have few rows. Several threads wait for each other after every kernel,
+ * which takes long while other tests have the processors. */
+static void open_with(struct replay *replay, const char *dir, const char *path, int threads,
+                      enum kern_dtype kv_dtype, int positions, int slots) {
     struct fault fault = {0};
     const struct replay_options options = {.dir = dir,
                                            .path = path,
-                                           .threads = 2,
+                                           .threads = threads,
                                            .exact = true,
                                            .kv_dtype = kv_dtype,
                                            .rows_max = positions,
@@ -194,7 +196,7 @@ static void check_golden(const char *name, const char *model_dir, const char *go
     struct golden g = {
         .name = name, .path = path, .expires = expires, .bar = bar_of(path, kv_dtype)};
     struct replay replay;
-    open_or_fail(&replay, model_dir, path, kv_dtype, 1024, 1);
+    open_with(&replay, model_dir, path, expires ? 1 : 2, kv_dtype, 1024, 1);
     if (expires && model_config_sliding_layers(model_config(replay.model)) == 0) {
         replay_close(&replay);
         return;
@@ -486,7 +488,7 @@ static void run_evicting(const char *model, const struct kern_rule *rule, int ev
     struct replay replay;
     struct kern_report report = {0};
     snprintf(dir, sizeof dir, KEEPD_SOURCE_DIR "/tests/data/models/%s", model);
-    open_or_fail(&replay, dir, "reference", KERN_F32, TOKENS, 1);
+    open_with(&replay, dir, "reference", 1, KERN_F32, TOKENS, 1);
     for (int pos = 0; pos < TOKENS; pos++) {
         const int32_t token = (pos * 37 + 11) % 500;
         const struct replay_part part = {
@@ -572,7 +574,7 @@ static void check_tiny(const char *root, const struct tiny *tiny, const char *pa
     cJSON *tokens = read_json(dir, "../tokens.json"), *expected = read_json(dir, "expected.json");
     int prompt = read_ids(tokens, ids, 0),
         count = read_ids(json_get(expected, "greedy16"), ids, prompt);
-    open_or_fail(&replay, model, path, kv_dtype, 128, 1);
+    open_with(&replay, model, path, 2, kv_dtype, 128, 1);
     size_t vocab = (size_t)replay.vocab;
     float *golden = read_floats(dir, tiny->golden, (size_t)prompt * vocab);
     float *logits = new_logits(&replay, count);
@@ -660,7 +662,7 @@ static void check_splits(const char *name, const char *path, enum kern_dtype kv_
     struct replay replay;
     int32_t ids[LONG];
     const int whole = LONG;
-    open_or_fail(&replay, model_dir(name), path, kv_dtype, LONG, 1);
+    open_with(&replay, model_dir(name), path, 1, kv_dtype, LONG, 1);
     random_ids(ids, LONG, replay.vocab, 5);
     float *expected = new_logits(&replay, LONG), *found = new_logits(&replay, LONG);
     cr_assert_eq(replay_run(&replay, 0, ids, LONG, &whole, 1, expected), 0);
@@ -696,7 +698,7 @@ static void check_batches(const char *name, const char *path, enum kern_dtype kv
     struct replay replay;
     int32_t a[90], b[70];
     const int whole = 90;
-    open_or_fail(&replay, model_dir(name), path, kv_dtype, 160, 2);
+    open_with(&replay, model_dir(name), path, 2, kv_dtype, 160, 2);
     random_ids(a, 90, replay.vocab, 1);
     random_ids(b, 70, replay.vocab, 2);
     size_t vocab = (size_t)replay.vocab;
@@ -756,7 +758,7 @@ static void check_shared(const char *dir, const char *path) {
     struct fault fault = {0};
     int32_t ids[LONG];
     const int whole = LONG;
-    open_or_fail(&owner, dir, path, KERN_BF16, LONG, 1);
+    open_with(&owner, dir, path, 2, KERN_BF16, LONG, 1);
     struct replay_options options = {.dir = "/nowhere", /* nothing is read */
                                      .path = path,
                                      .threads = 1,
@@ -815,7 +817,7 @@ Test(model, wanting_fewer_rows_changes_no_bit) {
             .tokens = ids, .spans = &span, .rows = 64, .span_count = 1};
         const int whole = 64;
         const float *device = NULL;
-        open_or_fail(&replay, model_dir("llama"), paths[i], KERN_F32, 64, 1);
+        open_with(&replay, model_dir("llama"), paths[i], 1, KERN_F32, 64, 1);
         random_ids(ids, 64, replay.vocab, 3);
         float *all = new_logits(&replay, 64), *some = new_logits(&replay, 4);
         cr_assert_eq(replay_run(&replay, 0, ids, 64, &whole, 1, all), 0);
