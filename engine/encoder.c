@@ -185,14 +185,15 @@ struct pictures_options encoder_options(const struct engine *e, const struct rep
                                      .bytes_max = e->encoder.kept_bytes};
 }
 
-void encoder_write_ids(const struct vision *encoder, const struct picture *picture, int tile,
-                       int32_t *ids) {
+void encoder_write_ids(const struct vision *encoder, const struct picture *picture,
+                       const struct picture_rows *rows, int32_t *ids) {
     const struct engine_grid grid = {picture->tile_rows, picture->tile_columns};
     uint32_t words[SHA256_BYTES / sizeof(uint32_t)];
     const int each = (int)(sizeof words / sizeof *words);
-    for (int i = 0; i < picture->tile_tokens; i++) {
-        if (i % each == 0) {
-            const uint32_t place[2] = {(uint32_t)tile, (uint32_t)(i / each)};
+    for (int k = 0; k < rows->count; k++) {
+        const int i = rows->first + k;
+        if (k == 0 || i % each == 0) {
+            const uint32_t place[2] = {(uint32_t)rows->tile, (uint32_t)(i / each)};
             uint8_t digest[SHA256_BYTES];
             struct sha256_stream sum;
             sha256_begin(&sum);
@@ -202,6 +203,6 @@ void encoder_write_ids(const struct vision *encoder, const struct picture *pictu
             sha256_end(&sum, digest);
             memcpy(words, digest, sizeof words);
         }
-        ids[i] = engine_picture_id(grid, i, words[i % each]);
+        ids[k] = engine_picture_id(grid, i, words[i % each]);
     }
 }

@@ -25,8 +25,8 @@ int encoder_open_alone(const struct encoder_side *side, struct encoder *out, str
 
 /* Returns what the replica's scheduler needs; all 0: there is none. */
 struct pictures_options encoder_options(const struct engine *e, const struct replica *replica);
-/* Writes the ids of a tile's rows: engine_picture_ids. */
-void encoder_write_ids(const struct vision *encoder, const struct picture *picture, int tile,
-                       int32_t *ids);
+/* Writes the ids of rows of a tile: engine_picture_ids. */
+void encoder_write_ids(const struct vision *encoder, const struct picture *picture,
+                       const struct picture_rows *rows, int32_t *ids);
 
 #endif

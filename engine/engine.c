@@ -84,31 +84,33 @@ void engine_queue_leave(struct engine *e, int jobs) {
     e->entered -= jobs;
 }
 
-void engine_picture_ids(const struct engine *e, const struct picture *picture, int tile,
-                        int32_t *ids) {
+void engine_picture_ids(const struct engine *e, const struct picture *picture,
+                        const struct picture_rows *rows, int32_t *ids) {
     CHECK(e->info.pictures);
-    encoder_write_ids(e->replicas[0].encoder.vision, picture, tile, ids);
+    encoder_write_ids(e->replicas[0].encoder.vision, picture, rows, ids);
 }
 
 static int refuse_picture_rows(struct fault *fault, const char *what) {
     return fault_set(fault, ERR_INVALID, "prompt", "rows of a picture %s", what);
 }
 
-/* Checks one tile's rows, which begin behind row `behind` of the prompt. */
+/* Checks rows of one tile, which begin behind row `behind` of the prompt. */
 static int check_tile(const struct engine *e, const struct engine_request *r,
                       const struct picture_rows *rows, size_t behind, struct fault *fault) {
     if (rows->picture < 0 || rows->picture >= r->picture_count)
         return refuse_picture_rows(fault, "that is not there");
     const struct picture *picture = r->pictures[rows->picture];
-    const size_t count = (size_t)picture->tile_tokens;
-    if (rows->tile < 0 || rows->tile >= picture->tiles || rows->count != picture->tile_tokens ||
+    const int run = picture_run(e->info.pictures->kind, picture);
+    const size_t count = (size_t)run;
+    if (rows->tile < 0 || rows->tile >= picture->tiles || rows->count != run || rows->first < 0 ||
+        rows->first % run || rows->first >= picture->tile_tokens ||
         !picture_is_of_form(picture, e->info.pictures))
         return refuse_picture_rows(fault, "that is made for another model");
     if (rows->at < behind || rows->at + count > (size_t)r->prompt_count)
         return refuse_picture_rows(fault, "lie outside of the prompt or over each other");
     int32_t *ids = mem_try_alloc(count, sizeof *ids);
     if (!ids) return ERR_NOMEM;
-    encoder_write_ids(e->replicas[0].encoder.vision, picture, rows->tile, ids);
+    encoder_write_ids(e->replicas[0].encoder.vision, picture, rows, ids);
     const bool equal = memcmp(ids, r->prompt + rows->at, count * sizeof *ids) == 0;
     mem_free(ids);
     return equal ? 0 : refuse_picture_rows(fault, "have other ids");
@@ -310,7 +312,7 @@ int engine_render_chat(const struct engine *e, const struct engine_chat *chat, s
                                .picture_row_count = rc ? 0 : pictures.row_count};
     for (int i = 0; i < out->picture_row_count; i++) {
         const struct picture_rows *rows = &out->picture_rows[i];
-        engine_picture_ids(e, chat->pictures[rows->picture], rows->tile, out->ids + rows->at);
+        engine_picture_ids(e, chat->pictures[rows->picture], rows, out->ids + rows->at);
     }
     return rc;
 }

@@ -494,13 +494,13 @@ bool engine_can_show(const struct engine *engine, const char *text, size_t size)
 /* Returns the vocabulary's own spelling of a token, which is valid UTF-8; 0 for ids outside the
  * vocabulary. */
 size_t engine_token_name(const struct engine *engine, int32_t id, const char **name);
-/* Writes the ids of the rows that show a tile, [picture->tile_tokens]. Each holds 29 bits
+/* Writes the ids of rows that show a part of a tile, [rows->count]. Each holds 29 bits
  * of SHA-256 sums of the encoder's weights, the picture's digest, and the tile and its row; the
  * first one's mostly say how the rows stand (engine_grid_of). So equal ids mean equal entries, in
  * any process with this model: prompts, conversations and their files are compared by ids alone.
  * Needs engine_info.pictures. Any thread. */
-void engine_picture_ids(const struct engine *engine, const struct picture *picture, int tile,
-                        int32_t *ids);
+void engine_picture_ids(const struct engine *engine, const struct picture *picture,
+                        const struct picture_rows *rows, int32_t *ids);
 /* Returns how many special tokens engine_tokenize adds in front of a text. */
 int engine_added_before(const struct engine *engine);
 int engine_added_after(const struct engine *engine); /* and behind it */

@@ -33,7 +33,7 @@ void fit_pictures_close(struct fit_pictures *pictures) {
 void fit_pictures_write_ids(const struct fit_pictures *pictures, struct engine_fit_text *text) {
     for (int i = 0; i < text->picture_row_count; i++) {
         const struct picture_rows *rows = &text->picture_rows[i];
-        encoder_write_ids(pictures->encoder.vision, text->pictures[rows->picture], rows->tile,
+        encoder_write_ids(pictures->encoder.vision, text->pictures[rows->picture], rows,
                           text->ids + rows->at);
     }
 }
@@ -46,22 +46,31 @@ static int encode_tile(struct fit_pictures *pictures, const struct picture *pict
     return rc;
 }
 
+/* Returns whether rows show another tile than those in front of them. */
+static bool begins_tile(const struct engine_fit_text *text, int i) {
+    const struct picture_rows *rows = &text->picture_rows[i];
+    return i == 0 || rows->picture != rows[-1].picture || rows->tile != rows[-1].tile;
+}
+
 /* Encodes the tiles, and writes what the measurement is given in place of their tokens. */
 static int encode_tiles(struct fit_pictures *pictures, const struct engine_fit_text *text) {
     const int deep = vision_config(pictures->encoder.vision)->deep;
-    float *out = pictures->rows;
+    float *out = pictures->rows, *tile = out;
     int rc = 0;
     for (int i = 0; i < text->picture_row_count && !rc; i++) {
         const struct picture_rows *rows = &text->picture_rows[i];
         const struct picture *picture = text->pictures[rows->picture];
+        if (begins_tile(text, i)) {
+            tile = out;
+            rc = encode_tile(pictures, picture, rows->tile, tile);
+            out += (size_t)picture->tile_tokens * (size_t)pictures->width;
+        }
         pictures->given[i] = (struct kern_given){.row = (int32_t)rows->at,
                                                  .count = rows->count,
                                                  .together = picture->together,
                                                  .deep = deep,
-                                                 .rows = out};
+                                                 .rows = tile + rows->first * pictures->width};
         for (int k = 0; k < rows->count; k++) pictures->tokens[rows->at + (size_t)k] = 0;
-        rc = encode_tile(pictures, picture, rows->tile, out);
-        out += (size_t)rows->count * (size_t)pictures->width;
     }
     return rc;
 }
@@ -69,7 +78,9 @@ static int encode_tiles(struct fit_pictures *pictures, const struct engine_fit_t
 static int open_present(struct fit_pictures *pictures, const struct engine_fit_text *text) {
     const size_t count = (size_t)text->count;
     size_t rows = 0;
-    for (int i = 0; i < text->picture_row_count; i++) rows += (size_t)text->picture_rows[i].count;
+    for (int i = 0; i < text->picture_row_count; i++)
+        if (begins_tile(text, i))
+            rows += (size_t)text->pictures[text->picture_rows[i].picture]->tile_tokens;
     pictures->tokens = mem_try_alloc(count, sizeof *pictures->tokens);
     pictures->given = mem_try_alloc((size_t)text->picture_row_count, sizeof *pictures->given);
     pictures->rows = mem_try_alloc(rows, (size_t)pictures->width * sizeof *pictures->rows);

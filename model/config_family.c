@@ -223,7 +223,7 @@ static int unsupported(struct fault *fault, const char *field, const char *value
         "GptOss, DeepseekV2, DeepseekV3, Glm4MoeLite, Mistral4 (ForCausalLM); "
         "the text of Qwen3VL, "
         "Qwen3VLMoe, Qwen2_5_VL, Qwen3_5, Qwen3_5Moe, Gemma3, Gemma4, Gemma4Unified, "
-        "Mistral3, MuseGlimmer, Idefics3, SmolVLM "
+        "Mistral3, Llava, MuseGlimmer, Idefics3, SmolVLM "
         "(ForConditionalGeneration); encoders: Bert, Roberta, XLMRoberta, NomicBert, ModernBert "
         "(Model), "
         "the first three also for SequenceClassification",

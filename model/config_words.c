@@ -19,6 +19,7 @@ static const struct multimodal {
     {"Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", "qwen3_5_moe_text"},
     {"Gemma3ForConditionalGeneration", "gemma3", "gemma3_text"},
     {"Mistral3ForConditionalGeneration", "mistral3", "mistral"},
+    {"LlavaForConditionalGeneration", "llava", "llama"},
     {"MuseGlimmerForConditionalGeneration", "muse_glimmer", "muse_glimmer_text"},
     {"Gemma4ForConditionalGeneration", "gemma4", "gemma4_text"},
     {"Gemma4UnifiedForConditionalGeneration", "gemma4_unified", "gemma4_unified_text"},

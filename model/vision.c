@@ -25,6 +25,7 @@ struct vision_scratch {
     float *norm, *heads; /* [part, width] */
     float *up, *ff;      /* [part, ff], up with gates [part, 2 ff] */
     float *rows;         /* [part, text_width] of rows of embeddings */
+    float *middle;       /* the same, between two products; NULL without `projects` */
 };
 
 /* Work of one call of vision_advance: a stage of a layer for rows [row, row + at most
@@ -95,7 +96,8 @@ static struct kern_cache_options cache_of(const struct vision *vision,
     return cache;
 }
 
-/* Pairs of a head rotate by the patch's row, the second half of them by its column. */
+/* Pairs of a head rotate by the patch's row, the second half of them by its column. Sources:
+ * transformers, Qwen2_5_VisionRotaryEmbedding, PixtralVisionRotaryEmbedding. */
 static void fill_frequencies(struct vision *vision) {
     const struct vision_config *c = &vision->config;
     const int half = c->width / c->heads / 2, each = half / 2;
@@ -103,7 +105,8 @@ static void fill_frequencies(struct vision *vision) {
     vision->frequencies = mem_must_alloc((size_t)half, sizeof *vision->frequencies);
     vision->axes = mem_must_alloc((size_t)half, sizeof *vision->axes);
     for (int i = 0; i < half; i++) {
-        vision->frequencies[i] = 1 / powf(c->theta, (float)(2 * (i % each)) / (float)half);
+        const int step = 2 * (i % each) + (c->between && i >= each);
+        vision->frequencies[i] = 1 / powf(c->theta, (float)step / (float)half);
         vision->axes[i] = i < each ? 1 : 2;
     }
 }
@@ -158,6 +161,7 @@ static int open_scratch(struct vision *vision, bool check_only, struct fault *fa
         {&s->up, part, (c->gated ? 2 : 1) * c->ff},
         {&s->ff, part, c->ff},
         {&s->rows, part, c->text_width},
+        {&s->middle, c->projects ? part : 0, c->text_width},
     };
     struct kern_cache_info info = {0};
     const struct kern_cache_options cache = cache_of(vision, &info);
@@ -165,7 +169,7 @@ static int open_scratch(struct vision *vision, bool check_only, struct fault *fa
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
         const size_t bytes = (size_t)arrays[i].rows * (size_t)arrays[i].width * sizeof(float);
         vision->step_bytes += bytes;
-        if (check_only) continue;
+        if (check_only || !bytes) continue;
         *arrays[i].out = kern->ops->mem_alloc(kern, bytes);
         if (!*arrays[i].out)
             return fault_set(fault, ERR_NOMEM, "mmproj", "no memory to encode a tile of %d patches",
@@ -238,7 +242,7 @@ void vision_close(struct vision *vision) {
     if (!vision) return;
     const struct vision_scratch *s = &vision->scratch;
     float *scratch[] = {s->x,     s->qkv, s->pixels, s->places, s->norm,
-                        s->heads, s->up,  s->ff,     s->rows};
+                        s->heads, s->up,  s->ff,     s->rows,   s->middle};
     for (size_t i = 0; i < sizeof scratch / sizeof *scratch; i++)
         if (scratch[i]) vision->kern->ops->mem_free(vision->kern, scratch[i]);
     vision_weights_close(vision->kern, &vision->config, &vision->own);
@@ -316,11 +320,14 @@ static float *array_row(float *array, int row, int width) {
 
 static void norm_patches(const struct vision *vision, float *y, const float *x, const float *weight,
                          const float *bias, int rows, int dim) {
+    const struct vision_config *c = &vision->config;
     const struct kern_ops *ops = vision->kern->ops;
-    if (vision->config.rms)
-        ops->rms_norm(vision->kern, y, x, weight, rows, dim, vision->config.eps);
+    const bool before_products = c->projects && vision->part.stage == STAGE_MERGE;
+    if (c->rms)
+        ops->rms_norm(vision->kern, y, x, weight, rows, dim,
+                      before_products ? c->norm_eps : c->eps);
     else
-        ops->layer_norm(vision->kern, y, x, weight, bias, rows, dim, vision->config.eps);
+        ops->layer_norm(vision->kern, y, x, weight, bias, rows, dim, c->eps);
 }
 
 /* ---- Patches ---- */
@@ -392,6 +399,8 @@ static int embed_patches(struct vision *vision, float *out, int row, int rows) {
     if (rc) return rc;
     kern->ops->matmul(kern, x, s->pixels, vision->weights->patch, vision->weights->patch_bias, rows,
                       KERN_SET);
+    if (c->patch_norm)
+        norm_patches(vision, x, x, vision->weights->patch_norm, NULL, rows, c->width);
     if (!c->table_side) return 0;
     for (int i = 0; i < rows; i++)
         fill_place(vision, &places[i], array_row(vision->staging, i, c->width));
@@ -557,25 +566,56 @@ static void pool_patches(struct vision *vision, const float *norm, int count) {
                         c->eps * (float)each * (float)each);
 }
 
-/* The connector's norm is that of each patch, those of the others of all patches of a row. */
-static int merge_patches(struct vision *vision, float *out, int row, int rows) {
+/* Returns what LLaVA's projector (arXiv 2310.03744, section 3.3) makes of patches, in Mistral Small
+ * 3.1 of the product of all patches of a row: the input of its last product. */
+static const float *project_patches(struct vision *vision, const float *x, int rows) {
+    const struct vision_config *c = &vision->config;
+    const struct vision_scratch *s = &vision->scratch;
+    const struct vision_merger *merger = &vision->weights->mergers[0];
+    const int count = rows / (c->merge * c->merge);
+    struct kern *kern = vision->kern;
+    if (merger->join) {
+        norm_patches(vision, s->norm, x, merger->norm, NULL, rows, c->width);
+        kern->ops->matmul(kern, s->heads, s->norm, merger->join, NULL, count, KERN_SET);
+        x = s->heads;
+    }
+    kern->ops->matmul(kern, s->rows, x, merger->first, merger->first_bias, count, KERN_SET);
+    kern->ops->glu_apart(kern, s->middle, s->rows, vision->weights->ones, 0, count, c->text_width,
+                         KERN_GELU);
+    return s->middle;
+}
+
+/* Returns the input of the last product. The connector's norm is that of each patch, those of the
+ * others of all patches of a row. */
+static const float *join_patches(struct vision *vision, const float *x, int rows) {
     const struct vision_config *c = &vision->config;
     const struct vision_scratch *s = &vision->scratch;
     const struct vision_merger *merger = &vision->weights->mergers[vision->part.merger];
     const int each = c->merge * c->merge, joined = each * c->width, count = rows / each;
     const bool apart = vision->part.merger == 0;
     struct kern *kern = vision->kern;
-    norm_patches(vision, s->norm, array_row(s->x, row, c->width), merger->norm, merger->norm_bias,
-                 apart ? rows : count, apart ? c->width : joined);
+    norm_patches(vision, s->norm, x, merger->norm, merger->norm_bias, apart ? rows : count,
+                 apart ? c->width : joined);
     if (merger->first) {
         kern->ops->matmul(kern, s->heads, s->norm, merger->first, merger->first_bias, count,
                           KERN_SET);
         kern->ops->glu_apart(kern, s->norm, s->heads, vision->weights->ones, 0, count, joined,
                              KERN_GELU);
     }
-    if (merger->pool_norm) pool_patches(vision, merger->pool_norm, count);
-    kern->ops->matmul(kern, s->rows, merger->pool_norm ? s->heads : s->norm, merger->last,
-                      merger->last_bias, count, KERN_SET);
+    if (!merger->pool_norm) return s->norm;
+    pool_patches(vision, merger->pool_norm, count);
+    return s->heads;
+}
+
+static int merge_patches(struct vision *vision, float *out, int row, int rows) {
+    const struct vision_config *c = &vision->config;
+    const struct vision_scratch *s = &vision->scratch;
+    const struct vision_merger *merger = &vision->weights->mergers[vision->part.merger];
+    const int each = c->merge * c->merge, count = rows / each;
+    const float *x = array_row(s->x, row, c->width);
+    struct kern *kern = vision->kern;
+    x = c->projects ? project_patches(vision, x, rows) : join_patches(vision, x, rows);
+    kern->ops->matmul(kern, s->rows, x, merger->last, merger->last_bias, count, KERN_SET);
     int rc = kern->ops->download(kern, vision->staging, s->rows,
                                  (size_t)count * (size_t)c->text_width * sizeof *out);
     if (!rc) rc = kern->ops->sync(kern);
@@ -588,7 +628,7 @@ static int merge_patches(struct vision *vision, float *out, int row, int rows) {
 /* Returns the multiplications of the present stage for one row. */
 static int64_t row_cost(const struct vision *vision) {
     const struct vision_config *c = &vision->config;
-    const int64_t width = c->width, joined = width * c->merge * c->merge;
+    const int64_t width = c->width, joined = width * c->merge * c->merge, text = c->text_width;
     const int64_t seen = has_windows(vision) ? (int64_t)c->window * c->window * c->merge * c->merge
                                              : vision->tile.patches;
     switch (vision->part.stage) {
@@ -601,7 +641,8 @@ static int64_t row_cost(const struct vision *vision) {
     case STAGE_FF:
         return (c->gated ? 3 : 2) * width * c->ff;
     default:
-        return width * (c->text_width + (c->merger_products ? joined : 0));
+        if (c->projects) return width * width + text * (width + text) / (c->merge * c->merge);
+        return width * (text + (c->merger_products ? joined : 0));
     }
 }
 

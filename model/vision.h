@@ -6,9 +6,10 @@
  * pixels, learned positions or rotations by rows and columns, layers with norms in which every
  * patch sees all others, or those of its window. A merger joins squares of patches and multiplies
  * them into the width of the text model (Idefics3, arXiv 2408.12637, section 3; SmolVLM, arXiv
- * 2504.05299; Qwen2.5-VL, arXiv 2502.13923, section 2.1), or their means (Gemma 3, arXiv
- * 2503.19786, section 2.1). Further mergers may give rows for the text model's first layers
- * (DeepStack, arXiv 2406.04334; Qwen3-VL). Families are data: struct vision_config.
+ * 2504.05299; Qwen2.5-VL, arXiv 2502.13923, section 2.1; Mistral Small 3.1), or their means (Gemma
+ * 3, arXiv 2503.19786, section 2.1), or each patch is a row (Pixtral, arXiv 2410.07073). Further
+ * mergers may give rows for the text model's first layers (DeepStack, arXiv 2406.04334; Qwen3-VL).
+ * Families are data: struct vision_config.
  *
  * A tile's rows depend on that tile alone, so they are the same bits whenever and beside whatever
  * they are computed. The work of a tile is divided into parts of about equal cost, so that steps of
@@ -32,31 +33,47 @@
 #define VISION_DEEP_MAX   8
 
 /* Families by the names of their tensors. */
-enum vision_naming { VISION_GGUF, VISION_IDEFICS3, VISION_GEMMA3, VISION_QWEN2_5, VISION_QWEN3 };
+enum vision_naming {
+    VISION_GGUF,
+    VISION_IDEFICS3,
+    VISION_GEMMA3,
+    VISION_PIXTRAL,
+    VISION_QWEN2_5,
+    VISION_QWEN3,
+    VISION_NAMINGS
+};
 
 #define VISION_WINDOW_MAX 1024 /* patches of a window */
 
 struct vision_config {
     struct picture_form form;
-    bool gguf;                 /* names of tensors are those of a GGUF file of type mmproj */
-    enum vision_naming naming; /* names in a directory */
+    bool gguf; /* names of tensors are those of a GGUF file of type mmproj */
+    enum vision_naming naming;
+    bool permuted; /* GGUF files have rows of queries and keys in the order of pairs */
     int layers, width, ff, heads;
     int patch;  /* pixels of a patch's side */
     int frames; /* a patch has weights for so many frames of a video: a picture is all of them */
     bool patch_bias;
-    int table_side; /* positions of a side in the table of positions; 0: there is none */
-    bool blends;    /* positions are blended from the table's four nearest */
-    float theta;    /* rotations by a patch's row and column: base of the frequencies; 0: none */
-    int window;     /* rows of embeddings of a window's side; 0: patches see all others */
+    bool patch_norm; /* a norm is in front of the first layer */
+    int table_side;  /* positions of a side in the table of positions; 0: there is none */
+    bool blends;     /* positions are blended from the table's four nearest */
+    float theta;     /* rotations by a patch's row and column: base of the frequencies; 0: none */
+    bool between;    /* frequencies of columns lie between those of rows; else they are the same */
+    int window;      /* rows of embeddings of a window's side; 0: patches see all others */
     bool full[VISION_LAYERS_MAX]; /* layers in which patches see all others nevertheless */
     bool rms;                     /* norms are RMSNorm; else LayerNorm */
     bool gated;                   /* feed-forward networks have gates */
+    bool layer_bias;              /* products of layers have biases */
     enum kern_activation activation;
     int merge;            /* patches of a side that one row of embeddings joins */
     bool pools;           /* the row is their mean with an RMSNorm; else they stand side by side */
     bool merger_products; /* mergers are two products with GELU in between; else one, without bias
                            */
-    int text_width;       /* numbers of an embedding of the text model */
+    bool projects;  /* the two products have the text model's width in between. In front of them is
+                       another  one, from all patches of a row to the width of one; without it `merge`
+                       is 1 */
+    float norm_eps; /* with `projects`: added in the norm in front of these */
+    int text_width; /* numbers of an embedding of the text model */
     int deep; /* further embeddings of a row, for the text model's first layers; see kern_given */
     int deep_layers[VISION_DEEP_MAX]; /* [deep] layers behind which these are made, ascending */
     enum model_axes axes;             /* the text model has these; AXES_ONE: any */

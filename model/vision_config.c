@@ -14,13 +14,17 @@
 /* Families: what all of their models have alike. */
 static const struct vision_family {
     const char *architecture, *model_type;
-    const char *projector; /* clip.projector_type */
+    const char *vision_type; /* vision_config.model_type; NULL: whatever it is */
+    const char *projector;   /* clip.projector_type */
     enum vision_naming naming;
     enum picture_kind kind;
     enum model_axes axes; /* the text model's */
-    bool windows, rotates, blends, rms, gated, patch_bias, pools, merger_products;
-    int frames;
+    bool windows, rotates, between, blends, rms, gated, patch_bias, patch_norm, pools;
+    bool merger_products, projects, unbiased, permuted;
+    int frames, merge;          /* with `projects`: the default of spatial_merge_size */
+    int feature_layer;          /* and that of vision_feature_layer, from behind */
     const char *activation;     /* by its name in config.json, whose default it is */
+    const char *other;          /* another one that files may have */
     int min_pixels, max_pixels; /* the published processor's, where files do not say them */
 } families[] = {
 #define IDEFICS3                                                                                   \
@@ -30,19 +34,32 @@ static const struct vision_family {
     VISION_QWEN3, PICTURE_SMART, AXES_INTERLEAVED,                                                 \
         .rotates = true, .blends = true, .patch_bias = true, .merger_products = true, .frames = 2, \
         .activation = "gelu_pytorch_tanh", .min_pixels = 256 * 256, .max_pixels = 4096 * 4096
-    {"Idefics3ForConditionalGeneration", "idefics3", "idefics3", IDEFICS3},
-    {"SmolVLMForConditionalGeneration", "smolvlm", NULL, IDEFICS3},
-    {"Gemma3ForConditionalGeneration", "gemma3", "gemma3", VISION_GEMMA3, PICTURE_STRETCHED,
+#define PIXTRAL                                                                                    \
+    VISION_PIXTRAL, PICTURE_LINES, .rotates = true, .between = true, .rms = true, .gated = true,   \
+                                   .patch_norm = true, .merger_products = true, .projects = true,  \
+                                   .unbiased = true, .permuted = true, .frames = 1,                \
+                                   .activation = "gelu", .other = "silu"
+    {"Idefics3ForConditionalGeneration", "idefics3", NULL, "idefics3", IDEFICS3},
+    {"SmolVLMForConditionalGeneration", "smolvlm", NULL, NULL, IDEFICS3},
+    {"Gemma3ForConditionalGeneration", "gemma3", NULL, "gemma3", VISION_GEMMA3, PICTURE_STRETCHED,
      .frames = 1, .patch_bias = true, .pools = true, .activation = "gelu_pytorch_tanh"},
-    {"Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", "qwen2.5vl_merger", VISION_QWEN2_5,
+    {"LlavaForConditionalGeneration", "llava", "pixtral", NULL, PIXTRAL, .merge = 1,
+     .feature_layer = -2},
+    {"Mistral3ForConditionalGeneration", "mistral3", "pixtral", "pixtral", PIXTRAL, .merge = 2,
+     .feature_layer = -1},
+    {"Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", NULL, "qwen2.5vl_merger", VISION_QWEN2_5,
      PICTURE_SMART, AXES_APART, .windows = true, .rotates = true, .rms = true, .gated = true,
      .merger_products = true, .frames = 2, .activation = "silu", .min_pixels = 56 * 56,
      .max_pixels = 28 * 28 * 1280},
-    {"Qwen3VLForConditionalGeneration", "qwen3_vl", "qwen3vl_merger", QWEN3},
-    {"Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe", NULL, QWEN3},
-    {"Qwen3_5ForConditionalGeneration", "qwen3_5", NULL, QWEN3},
-    {"Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", NULL, QWEN3},
+    {"Qwen3VLForConditionalGeneration", "qwen3_vl", NULL, "qwen3vl_merger", QWEN3},
+    {"Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe", NULL, NULL, QWEN3},
+    {"Qwen3_5ForConditionalGeneration", "qwen3_5", NULL, NULL, QWEN3},
+    {"Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", NULL, NULL, QWEN3},
 };
+
+static enum kern_activation activation_named(const char *name) {
+    return !strcmp(name, "silu") ? KERN_SILU : !strcmp(name, "gelu") ? KERN_GELU : KERN_GELU_TANH;
+}
 
 static int refuse(struct fault *fault, const char *field, const char *what) {
     return fault_set(fault, ERR_UNSUPPORTED, field, "%s", what);
@@ -54,13 +71,18 @@ static void take_family(const struct vision_family *family, struct vision_config
     out->axes = family->axes;
     out->frames = family->frames;
     out->theta = family->rotates ? 10000 : 0;
+    out->between = family->between;
     out->blends = family->blends;
     out->rms = family->rms;
     out->gated = family->gated;
     out->patch_bias = family->patch_bias;
     out->pools = out->form.together = family->pools;
+    out->patch_norm = family->patch_norm;
+    out->layer_bias = !family->unbiased;
     out->merger_products = family->merger_products;
-    out->activation = strcmp(family->activation, "silu") == 0 ? KERN_SILU : KERN_GELU_TANH;
+    out->projects = family->projects;
+    out->permuted = family->permuted;
+    out->activation = activation_named(family->activation);
 }
 
 /* ---- Numbers that follow ---- */
@@ -74,6 +96,13 @@ static int fill_tokens(struct vision_config *out, struct fault *fault) {
         if (most > PICTURE_PIXELS_MAX) most = PICTURE_PIXELS_MAX;
         if (form->max_pixels > most) form->max_pixels = (int)most;
         form->tile_tokens_max = picture_smart_tokens(form);
+        return 0;
+    }
+    if (form->kind == PICTURE_LINES) {
+        const int most = (int)sqrt(PICTURE_TOKENS_MAX) * form->token_edge;
+        if (form->longest_edge > most) form->longest_edge = most;
+        const int lines = (form->longest_edge + form->token_edge - 1) / form->token_edge;
+        form->tile_tokens_max = lines * lines;
         return 0;
     }
     if (form->tile_edge % out->patch || (out->pools && out->table_side != side))
@@ -119,21 +148,28 @@ int vision_position(const struct vision_config *config, int at, int side) {
 /* ---- A directory ---- */
 
 static const struct vision_family *find_family(const cJSON *root, struct fault *fault, int *rc) {
-    const cJSON *list = json_get(root, "architectures");
+    const cJSON *list = json_get(root, "architectures"), *vision = json_get(root, "vision_config");
+    const cJSON *encoder = json_get(vision, "model_type");
     const char *architecture = NULL, *type = NULL;
     if (cJSON_IsArray(list) && cJSON_IsString(list->child)) architecture = list->child->valuestring;
     *rc = json_str(root, NULL, "model_type", &type, fault);
-    for (size_t i = 0; i < sizeof families / sizeof *families && !*rc; i++)
-        if (architecture ? !strcmp(architecture, families[i].architecture)
-                         : type && !strcmp(type, families[i].model_type))
-            return &families[i];
+    for (size_t i = 0; i < sizeof families / sizeof *families && !*rc; i++) {
+        const struct vision_family *family = &families[i];
+        if (architecture ? strcmp(architecture, family->architecture) != 0
+                         : !type || strcmp(type, family->model_type) != 0)
+            continue;
+        const bool fits =
+            !family->vision_type ||
+            (cJSON_IsString(encoder) && !strcmp(encoder->valuestring, family->vision_type));
+        return fits ? family : NULL;
+    }
     return NULL;
 }
 
 /* A number of vision_config by its names in the families, with transformers' defaults. */
 struct vision_number {
     const char *name, *qwen;
-    int64_t idefics3, gemma3, qwen2_5, qwen3, most;
+    int64_t idefics3, gemma3, pixtral, qwen2_5, qwen3, most;
     int *out;
 };
 
@@ -144,6 +180,7 @@ static int read_vision_numbers(const cJSON *vision, enum vision_naming naming,
         const struct vision_number *n = &numbers[i];
         const int64_t presets[] = {[VISION_IDEFICS3] = n->idefics3,
                                    [VISION_GEMMA3] = n->gemma3,
+                                   [VISION_PIXTRAL] = n->pixtral,
                                    [VISION_QWEN2_5] = n->qwen2_5,
                                    [VISION_QWEN3] = n->qwen3};
         int64_t value = presets[naming];
@@ -262,21 +299,55 @@ static int read_rest(const cJSON *root, const cJSON *vision, const struct vision
     return rc;
 }
 
+/* transformers, LlavaConfig, Mistral3Config, PixtralVisionModel, whose norms have a fixed epsilon.
+ * Layers behind the one whose rows are used are left out. */
+static int read_projector(const cJSON *root, const cJSON *vision,
+                          const struct vision_family *family, struct vision_config *out,
+                          struct fault *fault) {
+    static const char path[] = "vision_config", layer_name[] = "vision_feature_layer";
+    const cJSON *text = json_get(root, "text_config"), *layer = json_get(root, layer_name);
+    const char *strategy = "full", *act = "gelu";
+    int64_t merge = family->merge, from_behind = family->feature_layer;
+    double theta = 10000, eps = 1e-6;
+    int rc = json_num(vision, path, "rope_theta", 1, 1e9, &theta, fault);
+    if (!rc)
+        rc = json_num(json_get(vision, "rope_parameters"), "vision_config.rope_parameters",
+                      "rope_theta", 1, 1e9, &theta, fault);
+    if (!rc) rc = json_num(text, "text_config", "rms_norm_eps", 0, 1, &eps, fault);
+    if (!rc && family->merge > 1)
+        rc = json_int(root, NULL, "spatial_merge_size", 1, VISION_MERGE_MAX, &merge, fault);
+    if (!rc) rc = json_str(root, NULL, "projector_hidden_act", &act, fault);
+    if (!rc) rc = json_str(root, NULL, "vision_feature_select_strategy", &strategy, fault);
+    if (rc) return rc;
+    if (strcmp(act, "gelu") != 0)
+        return refuse(fault, "projector_hidden_act", "only gelu is supported");
+    if (strcmp(strategy, "full") != 0)
+        return refuse(fault, "vision_feature_select_strategy", "only full is supported");
+    if (layer && json_node_int(layer, -out->layers, -1, &from_behind))
+        return fault_set(fault, ERR_UNSUPPORTED, layer_name, "expected -%d to -1", out->layers);
+    out->layers += 1 + (int)from_behind;
+    out->merge = (int)merge;
+    out->theta = (float)theta;
+    out->eps = 1e-5f;
+    out->norm_eps = (float)eps;
+    return 0;
+}
+
 /* transformers, Idefics3VisionConfig, SiglipVisionConfig, Qwen2_5_VLVisionConfig,
- * Qwen3VLVisionConfig. */
+ * Qwen3VLVisionConfig, PixtralVisionConfig. */
 static int read_encoder(const cJSON *root, const struct vision_family *family,
                         struct vision_config *out, struct fault *fault) {
     static const char path[] = "vision_config";
     const cJSON *vision = json_get(root, path);
     int channels = 3;
     const struct vision_number numbers[] = {
-        {"num_hidden_layers", "depth", 12, 12, 32, 27, VISION_LAYERS_MAX, &out->layers},
-        {"hidden_size", "hidden_size", 1152, 768, 3584, 1152, 1 << 16, &out->width},
-        {"intermediate_size", "intermediate_size", 3072, 3072, 3420, 4304, 1 << 20, &out->ff},
-        {"num_attention_heads", "num_heads", 16, 12, 16, 16, 1024, &out->heads},
-        {"patch_size", "patch_size", 32, 16, 14, 16, 256, &out->patch},
-        {"num_channels", "in_channels", 3, 3, 3, 3, 16, &channels},
-        {NULL, "temporal_patch_size", 1, 1, 2, 2, 2, &out->frames},
+        {"num_hidden_layers", "depth", 12, 12, 24, 32, 27, VISION_LAYERS_MAX, &out->layers},
+        {"hidden_size", "hidden_size", 1152, 768, 1024, 3584, 1152, 1 << 16, &out->width},
+        {"intermediate_size", "intermediate_size", 3072, 3072, 4096, 3420, 4304, 1 << 20, &out->ff},
+        {"num_attention_heads", "num_heads", 16, 12, 16, 16, 16, 1024, &out->heads},
+        {"patch_size", "patch_size", 32, 16, 16, 14, 16, 256, &out->patch},
+        {"num_channels", "in_channels", 3, 3, 3, 3, 3, 16, &channels},
+        {NULL, "temporal_patch_size", 1, 1, 1, 2, 2, 2, &out->frames},
     };
     const char *act = family->activation;
     if (vision && !cJSON_IsObject(vision))
@@ -291,10 +362,14 @@ static int read_encoder(const cJSON *root, const struct vision_family *family,
                       family->kind == PICTURE_SMART ? "vision_config.in_channels"
                                                     : "vision_config.num_channels",
                       "only 3 are supported");
-    if (strcmp(act, family->activation) != 0)
-        return fault_set(fault, ERR_UNSUPPORTED, "vision_config.hidden_act", "only %s is supported",
-                         family->activation);
-    return read_rest(root, vision, family, out, fault);
+    const bool other = family->other && strcmp(act, family->other) == 0;
+    if (strcmp(act, family->activation) != 0 && !other)
+        return fault_set(fault, ERR_UNSUPPORTED, "vision_config.hidden_act",
+                         "only %s%s%s is supported", family->activation,
+                         family->other ? " or " : "", family->other ? family->other : "");
+    out->activation = activation_named(act);
+    return family->projects ? read_projector(root, vision, family, out, fault)
+                            : read_rest(root, vision, family, out, fault);
 }
 
 static int read_three(const cJSON *config, const char *key, float out[3], struct fault *fault) {
@@ -338,6 +413,15 @@ static int read_stretch(const cJSON *config, struct picture_form *form, struct f
     return rc;
 }
 
+/* transformers, PixtralImageProcessor. Its patches' size is the encoder's. */
+static int read_lines(const cJSON *config, struct picture_form *form, struct fault *fault) {
+    int64_t longest = 1024;
+    int rc =
+        json_int(json_get(config, "size"), "size", "longest_edge", 1, 1 << 16, &longest, fault);
+    form->longest_edge = (int)longest;
+    return rc;
+}
+
 /* transformers, Qwen2VLImageProcessor: min_pixels and max_pixels are older names, and have
  * priority.
  */
@@ -372,11 +456,12 @@ static int read_processor(const cJSON *config, struct vision_config *out, struct
                        clip_deviation[] = {0.26862954f, 0.26130258f, 0.27577711f};
     struct picture_form *form = &out->form;
     const bool smart = form->kind == PICTURE_SMART, stretches = form->kind == PICTURE_STRETCHED;
-    int64_t filter = smart ? PICTURE_BICUBIC : stretches ? PICTURE_BILINEAR : PICTURE_LANCZOS;
+    const bool lines = form->kind == PICTURE_LINES, clip = smart || lines;
+    int64_t filter = clip ? PICTURE_BICUBIC : stretches ? PICTURE_BILINEAR : PICTURE_LANCZOS;
     form->rescale = 1.0 / 255;
     for (int i = 0; i < 3; i++) {
-        form->mean[i] = smart ? clip_mean[i] : 0.5f;
-        form->deviation[i] = smart ? clip_deviation[i] : 0.5f;
+        form->mean[i] = clip ? clip_mean[i] : 0.5f;
+        form->deviation[i] = clip ? clip_deviation[i] : 0.5f;
     }
     for (size_t i = 0; i < sizeof always / sizeof *always; i++) {
         bool does = true;
@@ -386,6 +471,7 @@ static int read_processor(const cJSON *config, struct vision_config *out, struct
     }
     int rc = smart       ? read_pixels(config, out, fault)
              : stretches ? read_stretch(config, form, fault)
+             : lines     ? read_lines(config, form, fault)
                          : read_tiles(config, form, fault);
     if (!rc) rc = json_int(config, NULL, "resample", 0, 8, &filter, fault);
     if (!rc) rc = json_num(config, NULL, "rescale_factor", 0, 1e6, &form->rescale, fault);
@@ -451,7 +537,6 @@ static const struct vision_family *find_projector(const struct gguf_string *proj
 static int check_kind(const struct gguf *gguf, const struct vision_family **family,
                       struct fault *fault) {
     struct gguf_string architecture = {"", 0}, projector = {"", 0};
-    bool activates = false;
     int rc = gguf_str(gguf, "general.architecture", &architecture, fault);
     if (!rc) rc = gguf_str(gguf, "clip.vision.projector_type", &projector, fault);
     if (!rc) rc = gguf_str(gguf, "clip.projector_type", &projector, fault);
@@ -463,13 +548,24 @@ static int check_kind(const struct gguf *gguf, const struct vision_family **fami
     *family = find_projector(&projector);
     if (!*family)
         return fault_set(fault, ERR_UNSUPPORTED, "clip.projector_type",
-                         "'%.*s' is not supported: idefics3, gemma3, qwen2.5vl_merger, "
+                         "'%.*s' is not supported: idefics3, gemma3, pixtral, qwen2.5vl_merger, "
                          "qwen3vl_merger",
                          (int)(projector.size > 40 ? 40 : projector.size), projector.data);
-    const bool silu = strcmp((*family)->activation, "silu") == 0;
-    const char *key = silu ? "clip.use_silu" : "clip.use_gelu";
-    rc = gguf_bool(gguf, key, &activates, fault);
-    return rc || activates ? rc : refuse(fault, key, "only true is supported");
+    return 0;
+}
+
+static int read_gguf_activation(const struct gguf *gguf, const struct vision_family *family,
+                                struct vision_config *out, struct fault *fault) {
+    const char *const names[] = {family->activation, family->other}, *key = NULL;
+    for (int i = 1; i >= 0; i--) {
+        bool activates = false;
+        if (!names[i]) continue;
+        key = strcmp(names[i], "silu") == 0 ? "clip.use_silu" : "clip.use_gelu";
+        int rc = gguf_bool(gguf, key, &activates, fault);
+        if (!rc && activates) out->activation = activation_named(names[i]);
+        if (rc || activates) return rc;
+    }
+    return refuse(fault, key, "only true is supported");
 }
 
 /* *out, if it is not 0, stays where the file leaves the key out. */
@@ -545,6 +641,19 @@ static int read_gguf_smart(const struct gguf *gguf, const struct vision_family *
     return read_gguf_deep(gguf, out, fault);
 }
 
+static int read_gguf_lines(const struct gguf *gguf, struct vision_config *out,
+                           struct fault *fault) {
+    struct picture_form *form = &out->form;
+    int64_t merge = 1;
+    int rc = read_key(gguf, "clip.vision.image_size", 1 << 16, &form->longest_edge, fault);
+    if (!rc)
+        rc = gguf_int(gguf, "clip.vision.spatial_merge_size", 1, VISION_MERGE_MAX, &merge, fault);
+    form->filter = PICTURE_BICUBIC;
+    out->merge = (int)merge;
+    out->norm_eps = out->eps;
+    return rc;
+}
+
 /* The file leaves out what all published processors of the family have alike. */
 static int read_gguf_tiles(const struct gguf *gguf, struct vision_config *out,
                            struct fault *fault) {
@@ -593,7 +702,10 @@ int vision_config_of_gguf(const struct gguf *gguf, struct vision_config *out, st
     take_family(family, out);
     form->rescale = 1.0 / 255;
     out->eps = (float)eps;
-    rc = form->kind == PICTURE_SMART ? read_gguf_smart(gguf, family, out, fault)
-                                     : read_gguf_tiles(gguf, out, fault);
+    rc = read_gguf_activation(gguf, family, out, fault);
+    if (rc) return rc;
+    rc = form->kind == PICTURE_SMART   ? read_gguf_smart(gguf, family, out, fault)
+         : form->kind == PICTURE_LINES ? read_gguf_lines(gguf, out, fault)
+                                       : read_gguf_tiles(gguf, out, fault);
     return rc ? rc : fill_sides(out, fault);
 }

@@ -16,10 +16,12 @@
 
 enum part {
     PART_PATCH,
+    PART_PATCH_NORM,
     PART_PLACES,
     PART_CONNECTOR_NORM,
     PART_CONNECTOR_FIRST,
     PART_CONNECTOR_LAST,
+    PART_JOIN, /* the file has patch after patch of each number of a patch */
     PART_POOL_NORM,
     PART_PROJECTION, /* pooled patches', whose file has a row for each input */
     PART_DEEP_NORM,  /* numbered from here on */
@@ -38,15 +40,27 @@ enum part {
     PARTS
 };
 
-/* The names of the files' tensors; # stands for a number. GGUF files of all families are alike. */
-static const char *const names[][PARTS] = {
+/* Names of GGUF files that only this family has. */
+static const char *const gguf_names[VISION_NAMINGS][PARTS] = {
+    [VISION_IDEFICS3] = {[PART_CONNECTOR_LAST] = "mm.model.fc"},
+    [VISION_PIXTRAL] =
+        {
+            [PART_CONNECTOR_NORM] = "mm.input_norm",
+            [PART_CONNECTOR_FIRST] = "mm.1",
+        },
+};
+
+/* The names of the files' tensors; # stands for a number. */
+static const char *const names[VISION_NAMINGS][PARTS] = {
     [VISION_GGUF] =
         {
             [PART_PATCH] = "v.patch_embd",
+            [PART_PATCH_NORM] = "v.pre_ln",
             [PART_PLACES] = "v.position_embd",
             [PART_CONNECTOR_NORM] = "v.post_ln",
             [PART_CONNECTOR_FIRST] = "mm.0",
             [PART_CONNECTOR_LAST] = "mm.2",
+            [PART_JOIN] = "mm.patch_merger",
             [PART_POOL_NORM] = "mm.soft_emb_norm",
             [PART_PROJECTION] = "mm.input_projection",
             [PART_DEEP_NORM] = "v.deepstack.#.norm",
@@ -94,6 +108,24 @@ static const char *const names[][PARTS] = {
             [PART_UP] = "vision_tower.vision_model.encoder.layers.#.mlp.fc1",
             [PART_DOWN] = "vision_tower.vision_model.encoder.layers.#.mlp.fc2",
         },
+    [VISION_PIXTRAL] =
+        {
+            [PART_PATCH] = "vision_tower.patch_conv",
+            [PART_PATCH_NORM] = "vision_tower.ln_pre",
+            [PART_CONNECTOR_NORM] = "multi_modal_projector.norm",
+            [PART_CONNECTOR_FIRST] = "multi_modal_projector.linear_1",
+            [PART_CONNECTOR_LAST] = "multi_modal_projector.linear_2",
+            [PART_JOIN] = "multi_modal_projector.patch_merger.merging_layer",
+            [PART_ATTN_NORM] = "vision_tower.transformer.layers.#.attention_norm",
+            [PART_Q] = "vision_tower.transformer.layers.#.attention.q_proj",
+            [PART_K] = "vision_tower.transformer.layers.#.attention.k_proj",
+            [PART_V] = "vision_tower.transformer.layers.#.attention.v_proj",
+            [PART_O] = "vision_tower.transformer.layers.#.attention.o_proj",
+            [PART_FF_NORM] = "vision_tower.transformer.layers.#.ffn_norm",
+            [PART_GATE] = "vision_tower.transformer.layers.#.feed_forward.gate_proj",
+            [PART_UP] = "vision_tower.transformer.layers.#.feed_forward.up_proj",
+            [PART_DOWN] = "vision_tower.transformer.layers.#.feed_forward.down_proj",
+        },
     [VISION_QWEN2_5] =
         {
             [PART_PATCH] = "visual.patch_embed.proj",
@@ -127,21 +159,20 @@ static const char *const names[][PARTS] = {
         },
 };
 
-/* The connector of Idefics3 in a GGUF file. */
-static const char gguf_connector[] = "mm.model.fc";
-
 struct vision_loader {
     struct kern *kern;
     const struct vision_config *config;
     struct vision_weights *to;
     const struct weights *weights;
     struct cpu_team *team; /* NULL: names, shapes and types are checked alone */
+    int *order; /* [head_dim] for each row of a head of q or k, its row in the file; NULL:
+                   the same */
     struct sha256_stream sum;
     struct fault *fault;
 };
 
 static const char *part_name(const struct vision_config *c, enum part part) {
-    if (c->gguf && part == PART_CONNECTOR_LAST && !c->merger_products) return gguf_connector;
+    if (c->gguf && gguf_names[c->naming][part]) return gguf_names[c->naming][part];
     return names[c->gguf ? VISION_GGUF : c->naming][part];
 }
 
@@ -175,10 +206,11 @@ static void name_part(const struct vision_loader *loader, enum part part, int nu
     snprintf(out, TENSOR_NAME_MAX, "%s", full + strlen(front));
 }
 
-static bool has_vision_part(const struct vision_loader *loader, enum part part, int number) {
+static bool has_vision_part(const struct vision_loader *loader, enum part part, int number,
+                            const char *end) {
     char name[TENSOR_NAME_MAX];
     if (!part_name(loader->config, part)) return false;
-    name_part(loader, part, number, "weight", name);
+    name_part(loader, part, number, end, name);
     return weights_find(loader->weights, name) != NULL;
 }
 
@@ -212,9 +244,12 @@ static int find_part(struct vision_loader *loader, const char *name, int64_t row
 
 /* Reads one matrix; *room, which mem_free frees, is memory for rows that are not in the file as the
  * backend takes them. */
-static int read_matrix(struct vision_loader *loader, const char *name, const struct tensor *tensor,
-                       char **room, struct kern_matrix *out) {
-    const struct rows rows = {.tensor = tensor, .count = tensor->shape[0]};
+static int read_matrix(struct vision_loader *loader, enum part part, const char *name,
+                       const struct tensor *tensor, char **room, struct kern_matrix *out) {
+    const struct rows rows = {.tensor = tensor,
+                              .count = tensor->shape[0],
+                              .order = part == PART_Q || part == PART_K ? loader->order : NULL,
+                              .head = loader->config->width / loader->config->heads};
     *out = (struct kern_matrix){.data = rows_at(&rows),
                                 .dtype = rows_dtype(&rows),
                                 .rows = tensor->shape[0],
@@ -241,10 +276,11 @@ static int load_vision_parts(struct vision_loader *loader, enum part first, int 
     int rc = 0;
     CHECK(count <= MOST);
     for (int i = 0; i < count && !rc; i++) {
-        name_part(loader, (enum part)((int)first + i), layer, "weight", name);
+        const enum part part = (enum part)((int)first + i);
+        name_part(loader, part, layer, "weight", name);
         rc = find_part(loader, name, rows, cols, &tensors[i]);
         if (!rc && loader->team)
-            rc = read_matrix(loader, name, &tensors[i], &room[i], &matrices[i]);
+            rc = read_matrix(loader, part, name, &tensors[i], &room[i], &matrices[i]);
     }
     if (!rc && loader->team)
         rc = kern->ops->weight_load(kern, matrices, count, KERN_SHARD_NONE, out, loader->fault);
@@ -337,32 +373,53 @@ static int load_patch(struct vision_loader *loader) {
     return rc;
 }
 
-static int load_projection(struct vision_loader *loader, struct vision_merger *merger) {
-    const struct vision_config *c = loader->config;
-    const size_t in = (size_t)c->width, out = (size_t)c->text_width;
+/* Loads a matrix whose file has `blocks` matrices of rows x cols numbers, each of which is wanted
+ * with rows and columns exchanged. */
+static int load_turned(struct vision_loader *loader, enum part part, int blocks, int rows, int cols,
+                       const struct kern_matrix *shape, struct kern_weight **out) {
+    const size_t in = (size_t)rows, wide = (size_t)cols;
     char name[TENSOR_NAME_MAX];
     struct tensor tensor;
-    name_part(loader, PART_PROJECTION, 0, "weight", name);
-    int rc = find_part(loader, name, c->width, c->text_width, &tensor);
+    name_part(loader, part, 0, "weight", name);
+    int rc = blocks > 1 ? find_part(loader, name, blocks, in * wide, &tensor)
+                        : find_part(loader, name, rows, cols, &tensor);
     if (!rc) rc = refuse_blocks(loader, name, &tensor);
     if (rc || !loader->team) return rc;
-    float *row = mem_must_alloc(out, sizeof *row), *host = mem_must_alloc(in * out, sizeof *host);
-    for (size_t i = 0; i < in && !rc; i++) {
-        CHECK(tensor_read_floats(&tensor, i * out, out, row));
-        for (size_t k = 0; k < out; k++) {
-            host[k * in + i] = row[k];
-            if (!isfinite(row[k]))
-                rc = fault_set(loader->fault, ERR_INVALID, name, "has a number that is not finite");
+    float *row = mem_must_alloc(wide, sizeof *row),
+          *host = mem_must_alloc((size_t)blocks * in * wide, sizeof *host), *to = host;
+    for (int block = 0; block < blocks; block++, to += in * wide)
+        for (size_t i = 0; i < in && !rc; i++) {
+            CHECK(tensor_read_floats(&tensor, ((size_t)block * in + i) * wide, wide, row));
+            for (size_t k = 0; k < wide; k++) {
+                to[k * in + i] = row[k];
+                if (!isfinite(row[k]))
+                    rc = fault_set(loader->fault, ERR_INVALID, name,
+                                   "has a number that is not finite");
+            }
         }
-    }
-    const struct kern_matrix matrix = {
-        .data = host, .dtype = KERN_F32, .rows = c->text_width, .cols = c->width};
+    struct kern_matrix matrix = *shape;
+    matrix.data = host;
     if (!rc)
-        rc = loader->kern->ops->weight_load(loader->kern, &matrix, 1, KERN_SHARD_NONE,
-                                            &merger->last, loader->fault);
+        rc = loader->kern->ops->weight_load(loader->kern, &matrix, 1, KERN_SHARD_NONE, out,
+                                            loader->fault);
     mem_free(row);
     mem_free(host);
     return rc;
+}
+
+static int load_projection(struct vision_loader *loader, struct vision_merger *merger) {
+    const struct vision_config *c = loader->config;
+    const struct kern_matrix shape = {.dtype = KERN_F32, .rows = c->text_width, .cols = c->width};
+    return load_turned(loader, PART_PROJECTION, 1, c->width, c->text_width, &shape, &merger->last);
+}
+
+/* torch's unfold puts all patches' first numbers in front of their second ones. */
+static int load_join(struct vision_loader *loader, struct vision_merger *merger) {
+    const struct vision_config *c = loader->config;
+    const int each = c->merge * c->merge;
+    const struct kern_matrix shape = {
+        .dtype = KERN_F32, .rows = c->width, .cols = (int64_t)each * c->width};
+    return load_turned(loader, PART_JOIN, c->width, c->width, each, &shape, &merger->join);
 }
 
 static int load_table(struct vision_loader *loader) {
@@ -392,11 +449,17 @@ static int load_norm(struct vision_loader *loader, enum part part, int number, i
                                      : load_vectors(loader, part, 1, number, "bias", width, bias);
 }
 
-/* A product with a bias, of `count` parts that are joined by rows. */
+/* A product of `count` parts that are joined by rows. `bias` NULL: it has none. */
 static int load_product(struct vision_loader *loader, enum part first, int count, int number,
                         int rows, int cols, struct kern_weight **weight, float **bias) {
     int rc = load_vision_parts(loader, first, count, number, rows, cols, weight);
-    return rc ? rc : load_vectors(loader, first, count, number, "bias", rows, bias);
+    return rc || !bias ? rc : load_vectors(loader, first, count, number, "bias", rows, bias);
+}
+
+static int load_layer_product(struct vision_loader *loader, enum part first, int count, int layer,
+                              int rows, int cols, struct kern_weight **weight, float **bias) {
+    return load_product(loader, first, count, layer, rows, cols, weight,
+                        loader->config->layer_bias ? bias : NULL);
 }
 
 /* Older GGUF files have the names of both matrices of a network exchanged. */
@@ -415,21 +478,40 @@ static int load_vision_layer(struct vision_loader *loader, int at) {
     const int width = c->width;
     int rc =
         load_norm(loader, PART_ATTN_NORM, at, width, &layer->attn_norm, &layer->attn_norm_bias);
-    const bool joined = has_vision_part(loader, PART_QKV, at) || !part_name(c, PART_Q);
+    const bool joined = has_vision_part(loader, PART_QKV, at, "weight") || !part_name(c, PART_Q);
     if (!rc && joined)
-        rc = load_product(loader, PART_QKV, 1, at, 3 * width, width, &layer->qkv, &layer->qkv_bias);
+        rc = load_layer_product(loader, PART_QKV, 1, at, 3 * width, width, &layer->qkv,
+                                &layer->qkv_bias);
     if (!rc && !joined)
-        rc = load_product(loader, PART_Q, 3, at, width, width, &layer->qkv, &layer->qkv_bias);
-    if (!rc) rc = load_product(loader, PART_O, 1, at, width, width, &layer->o, &layer->o_bias);
+        rc = load_layer_product(loader, PART_Q, 3, at, width, width, &layer->qkv, &layer->qkv_bias);
+    if (!rc)
+        rc = load_layer_product(loader, PART_O, 1, at, width, width, &layer->o, &layer->o_bias);
     if (!rc) rc = load_norm(loader, PART_FF_NORM, at, width, &layer->ff_norm, &layer->ff_norm_bias);
     const bool exchanged = is_exchanged(loader, at);
     const enum part first = c->gated ? PART_GATE : exchanged ? PART_DOWN : PART_UP;
     if (!rc)
-        rc = load_product(loader, first, c->gated ? 2 : 1, at, c->ff, width, &layer->up,
-                          &layer->up_bias);
+        rc = load_layer_product(loader, first, c->gated ? 2 : 1, at, c->ff, width, &layer->up,
+                                &layer->up_bias);
     if (!rc)
-        rc = load_product(loader, exchanged ? PART_UP : PART_DOWN, 1, at, width, c->ff,
-                          &layer->down, &layer->down_bias);
+        rc = load_layer_product(loader, exchanged ? PART_UP : PART_DOWN, 1, at, width, c->ff,
+                                &layer->down, &layer->down_bias);
+    return rc;
+}
+
+/* LLaVA's projector. Its products have biases in files that say so; those of Mistral Small 3.1 have
+ * none, and a product in front of them. */
+static int load_projector(struct vision_loader *loader, struct vision_merger *merger) {
+    const struct vision_config *c = loader->config;
+    const bool joins = c->merge > 1 || has_vision_part(loader, PART_JOIN, 0, "weight"),
+               biased = has_vision_part(loader, PART_CONNECTOR_FIRST, 0, "bias");
+    int rc = joins ? load_norm(loader, PART_CONNECTOR_NORM, 0, c->width, &merger->norm, NULL) : 0;
+    if (!rc && joins) rc = load_join(loader, merger);
+    if (!rc)
+        rc = load_product(loader, PART_CONNECTOR_FIRST, 1, 0, c->text_width, c->width,
+                          &merger->first, biased ? &merger->first_bias : NULL);
+    if (!rc)
+        rc = load_product(loader, PART_CONNECTOR_LAST, 1, 0, c->text_width, c->text_width,
+                          &merger->last, biased ? &merger->last_bias : NULL);
     return rc;
 }
 
@@ -443,6 +525,7 @@ static int load_merger(struct vision_loader *loader, int deep) {
     const int behind = deep ? PART_DEEP_NORM - PART_CONNECTOR_NORM : 0;
     const enum part first = (enum part)(PART_CONNECTOR_FIRST + behind),
                     last = (enum part)(PART_CONNECTOR_LAST + behind);
+    if (c->projects) return load_projector(loader, merger);
     int rc = load_norm(loader, (enum part)(PART_CONNECTOR_NORM + behind), number,
                        deep ? joined : c->width, &merger->norm, &merger->norm_bias);
     if (!rc && c->pools) {
@@ -463,7 +546,8 @@ static int load_merger(struct vision_loader *loader, int deep) {
 static int load_ones(struct vision_loader *loader) {
     const struct vision_config *c = loader->config;
     const int joined = c->merge * c->merge * c->width;
-    const size_t count = (size_t)(c->ff > joined ? c->ff : joined);
+    const int most = c->ff > joined ? c->ff : joined;
+    const size_t count = (size_t)(c->projects && c->text_width > most ? c->text_width : most);
     if (!loader->team) return 0;
     float *host = mem_must_alloc(count, sizeof *host);
     for (size_t i = 0; i < count; i++) host[i] = 1;
@@ -488,6 +572,16 @@ static void add_config(struct sha256_stream *sum, const struct vision_config *c)
     sha256_add(sum, c->full, sizeof c->full);
     sha256_add(sum, c->deep_layers, sizeof c->deep_layers);
     sha256_add(sum, values, sizeof values);
+    if (c->projects) sha256_add(sum, &c->norm_eps, sizeof c->norm_eps);
+}
+
+/* Puts pairs of numbers that rotate, which lie side by side in the file, half a head apart. */
+static void make_pair_order(struct vision_loader *loader) {
+    const struct vision_config *c = loader->config;
+    const int head = c->width / c->heads;
+    if (!c->gguf || !c->permuted) return;
+    loader->order = mem_must_alloc((size_t)head, sizeof *loader->order);
+    for (int i = 0; i < head; i++) loader->order[i] = i % (head / 2) * 2 + i / (head / 2);
 }
 
 int vision_weights_load(struct kern *kern, const struct vision_config *config,
@@ -500,15 +594,20 @@ int vision_weights_load(struct kern *kern, const struct vision_config *config,
     sha256_begin(&loader.sum);
     add_config(&loader.sum, config);
     out->layers = mem_must_alloc((size_t)config->layers, sizeof *out->layers);
+    make_pair_order(&loader);
     int rc = load_patch(&loader);
     if (!rc && config->patch_bias)
         rc = load_vectors(&loader, PART_PATCH, 1, 0, "bias", config->width, &out->patch_bias);
+    if (!rc && config->patch_norm)
+        rc =
+            load_vectors(&loader, PART_PATCH_NORM, 1, 0, "weight", config->width, &out->patch_norm);
     if (!rc) rc = load_table(&loader);
     for (int i = 0; i < config->layers && !rc; i++) rc = load_vision_layer(&loader, i);
     for (int deep = 0; deep <= config->deep && !rc; deep++) rc = load_merger(&loader, deep);
     if (!rc) rc = load_ones(&loader);
     sha256_end(&loader.sum, out->identity);
     cpu_team_close(loader.team);
+    mem_free(loader.order);
     return rc;
 }
 
@@ -536,6 +635,7 @@ static void close_merger(struct kern *kern, const struct vision_merger *merger) 
     float *vectors[] = {merger->norm, merger->norm_bias, merger->pool_norm, merger->first_bias,
                         merger->last_bias};
     for (size_t i = 0; i < sizeof vectors / sizeof *vectors; i++) free_vector(kern, vectors[i]);
+    free_weight(kern, merger->join);
     free_weight(kern, merger->first);
     free_weight(kern, merger->last);
 }
@@ -544,6 +644,7 @@ void vision_weights_close(struct kern *kern, const struct vision_config *config,
                           struct vision_weights *weights) {
     free_weight(kern, weights->patch);
     free_vector(kern, weights->patch_bias);
+    free_vector(kern, weights->patch_norm);
     free_vector(kern, weights->ones);
     for (int i = 0; weights->layers && i < config->layers; i++)
         close_vision_layer(kern, &weights->layers[i]);

@@ -21,15 +21,18 @@ struct vision_layer {
 struct vision_merger {
     float *norm, *norm_bias;   /* [width] for each patch, or [joined] for all patches of a row */
     float *pool_norm;          /* [width] for the means of patches; NULL: they are joined */
-    struct kern_weight *first; /* [joined, joined]; NULL: there is one product */
+    struct kern_weight *join;  /* [width, joined]; NULL: patches go to the next one as they are */
+    struct kern_weight *first; /* [joined, joined], with `projects` [text_width, width]; NULL: there
+                                  is one product */
     float *first_bias;
-    struct kern_weight *last; /* [text_width, joined], or [text_width, width] of pooled ones */
+    struct kern_weight *last; /* [text_width, joined], or [text_width, width] of pooled ones, or
+                                 with `projects` [text_width, text_width] */
     float *last_bias;
 };
 
 struct vision_weights {
     struct kern_weight *patch; /* [width, 3 patch^2], the sum over the frames */
-    float *patch_bias;
+    float *patch_bias, *patch_norm;
     float *table; /* [table_side^2, width] embeddings of positions; host memory */
     float *ones;  /* for products without gates */
     struct vision_layer *layers;

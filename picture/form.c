@@ -44,6 +44,21 @@ static int check_smart(const struct picture_form *form, struct fault *fault) {
     return 0;
 }
 
+static int check_lines(const struct picture_form *form, struct fault *fault) {
+    if (form->token_edge < 1 || form->token_edge > 4096)
+        return fault_set(fault, ERR_INVALID, "patch_size", "expected 1 to 4096 pixels, found %d",
+                         form->token_edge);
+    if (form->longest_edge < 1 || form->longest_edge > PICTURE_LINE_MAX)
+        return fault_set(fault, ERR_INVALID, "size.longest_edge",
+                         "expected 1 to %d pixels, found %d", PICTURE_LINE_MAX, form->longest_edge);
+    if (form->tile_tokens_max > PICTURE_TOKENS_MAX)
+        return fault_set(fault, ERR_LIMIT, "size.longest_edge",
+                         "a picture of %d x %d pixels has more than %d tokens of %d x %d pixels",
+                         form->longest_edge, form->longest_edge, PICTURE_TOKENS_MAX,
+                         form->token_edge, form->token_edge);
+    return 0;
+}
+
 /* Sides are rounded down behind the upper bound, but not to 0, and up in front of the lower one. */
 int picture_smart_tokens(const struct picture_form *form) {
     const double token = form->token_edge, least = form->min_pixels, most = form->max_pixels;
@@ -54,7 +69,7 @@ int picture_smart_tokens(const struct picture_form *form) {
 }
 
 int picture_check_form(const struct picture_form *form, struct fault *fault) {
-    if (form->kind == PICTURE_NONE || form->kind > PICTURE_STRETCHED)
+    if (form->kind == PICTURE_NONE || form->kind > PICTURE_LINES)
         return fault_set(fault, ERR_UNSUPPORTED, "image_processor_type",
                          "pictures for this processor are not made");
     if (form->filter != PICTURE_LANCZOS && form->filter != PICTURE_BILINEAR &&
@@ -62,7 +77,9 @@ int picture_check_form(const struct picture_form *form, struct fault *fault) {
         return fault_set(fault, ERR_UNSUPPORTED, "resample",
                          "expected 1 (Lanczos), 2 (bilinear) or 3 (bicubic), found %d",
                          (int)form->filter);
-    int rc = form->kind == PICTURE_SMART ? check_smart(form, fault) : check_tiles(form, fault);
+    int rc = form->kind == PICTURE_SMART   ? check_smart(form, fault)
+             : form->kind == PICTURE_LINES ? check_lines(form, fault)
+                                           : check_tiles(form, fault);
     if (rc) return rc;
     if (!isfinite(form->rescale))
         return fault_set(fault, ERR_INVALID, "rescale_factor", "is no finite number");

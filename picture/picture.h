@@ -7,8 +7,9 @@
  * Sources: the resizing is that of Pillow (its separable convolution with fixed-point coefficients
  * and a rounding to bytes between the two passes), bit for bit. Sizes and tiles follow the
  * Idefics3 processor (Laurencon et al. 2024, "Building and better understanding vision-language
- * models", section 3.2), Qwen2-VL's (arXiv 2409.12191, section 2.1: naive dynamic resolution), or
- * Gemma 3's (arXiv 2503.19786, section 2.1), without pan and scan. */
+ * models", section 3.2), Qwen2-VL's (arXiv 2409.12191, section 2.1: naive dynamic resolution),
+ * Gemma 3's (arXiv 2503.19786, section 2.1), without pan and scan, or Pixtral's (arXiv 2410.07073,
+ * section 2). */
 #ifndef KEEPD_PICTURE_PICTURE_H
 #define KEEPD_PICTURE_PICTURE_H
 
@@ -26,9 +27,11 @@
 #ifndef PICTURE_PIXELS_MAX
 #define PICTURE_PIXELS_MAX (32u << 20) /* width * height of a file */
 #endif
-#define PICTURE_TILES_MAX  101                /* tiles of a prepared picture */
-#define PICTURE_TOKENS_MAX 4096               /* rows of embeddings of a tile */
-#define PICTURE_LOW_PIXELS (512 * 512)        /* as OpenAI describes "detail": "low" */
+#define PICTURE_TILES_MAX  101  /* tiles of a prepared picture */
+#define PICTURE_TOKENS_MAX 4096 /* rows of embeddings of a tile */
+#define PICTURE_LOW_EDGE   512  /* as OpenAI describes "detail": "low" */
+#define PICTURE_LOW_PIXELS (PICTURE_LOW_EDGE * PICTURE_LOW_EDGE)
+#define PICTURE_LINE_MAX   4096               /* pixels of a tile's longer side, with LINES */
 #define PICTURE_MEMORY_MAX ((int64_t)1 << 30) /* bytes of all prepared pictures together */
 
 /* How a picture becomes tiles. */
@@ -38,6 +41,8 @@ enum picture_kind {
                        */
     PICTURE_SMART,    /* Qwen2.5-VL, Qwen3-VL: the whole picture as one tile of its own shape */
     PICTURE_STRETCHED, /* Gemma 3: the whole picture as one square tile, whatever its shape is */
+    PICTURE_LINES, /* Pixtral, Mistral Small 3: the whole picture as one tile of its own shape; in
+                      the prompt each line of its grid ends with a token of its own */
 };
 
 /* Filters, with the numbers that preprocessor_config.json uses ("resample"). */
@@ -57,7 +62,8 @@ struct picture_form {
     int tile_tokens_max; /* rows of embeddings of a tile, at most */
     int tile_edge;       /* pixels of a tile's side ("max_image_size.longest_edge"); 0: a picture's
                             own shape decides */
-    int longest_edge;    /* the longer side is resized to this first ("size.longest_edge") */
+    int longest_edge;    /* the longer side is resized to this first ("size.longest_edge"); LINES:
+                            if it is longer */
     bool together;       /* in the text model a tile's rows see each other in both directions */
     bool splits;         /* do_image_splitting: false = the whole picture as one tile, no others */
     int min_pixels, max_pixels; /* bounds of a tile with the picture's shape ("size.shortest_edge",
@@ -126,6 +132,8 @@ const char *picture_mark(enum picture_kind kind);
 void picture_write_prompt(enum picture_kind kind, const struct picture *picture, struct buf *out);
 
 int picture_marks_before(enum picture_kind kind);
+/* Returns how many rows of embeddings follow each other in the prompt, between other tokens. */
+int picture_run(enum picture_kind kind, const struct picture *picture);
 
 struct picture *picture_hold(struct picture *picture); /* returns its argument */
 void picture_drop(struct picture *picture);            /* NULL allowed */
@@ -135,9 +143,10 @@ int64_t picture_bytes_held(void);
 /* Rows of a prompt whose embeddings come from a tile: `count` rows from row `at`. */
 struct picture_rows {
     size_t at;
-    int count;   /* the picture's tile_tokens */
+    int count;   /* picture_run */
     int picture; /* index of the request's pictures */
     int tile;
+    int first; /* the first one's number in the tile */
 };
 
 #endif

@@ -6,7 +6,10 @@
  *
  * Qwen2-VL: the whole picture is the only tile, of about its own size.
  *
- * Gemma 3: the whole picture is the only tile, a square. */
+ * Gemma 3: the whole picture is the only tile, a square.
+ *
+ * Pixtral: the whole picture is the only tile. If it is too large it is first made smaller in
+ * proportion; then its sides are rounded up to whole tokens. */
 #include "picture/prepare.h"
 
 #include <math.h>
@@ -222,11 +225,30 @@ static int plan_stretched(const struct picture_rgb *rgb, const struct picture_fo
     return 0;
 }
 
+/* transformers, get_resize_output_image_size of Pixtral. A side that this would leave no pixel of
+ * keeps one. */
+static int plan_lines(const struct picture_rgb *rgb, const struct picture_form *form, bool low,
+                      struct picture_plan *plan, struct fault *fault) {
+    int width = rgb->width, height = rgb->height, longest = form->longest_edge;
+    (void)fault;
+    if (low && longest > PICTURE_LOW_EDGE) longest = PICTURE_LOW_EDGE;
+    const double by = fmax((double)height / longest, (double)width / longest);
+    if (by > 1) {
+        width = (int)floor(width / by);
+        height = (int)floor(height / by);
+    }
+    plan->shape = (struct picture){.tiles = 1,
+                                   .tile_width = next_multiple(width, form->token_edge),
+                                   .tile_height = next_multiple(height, form->token_edge)};
+    return 0;
+}
+
 static int (*const planners[])(const struct picture_rgb *rgb, const struct picture_form *form,
                                bool low, struct picture_plan *plan, struct fault *fault) = {
     [PICTURE_IDEFICS3] = plan_idefics3,
     [PICTURE_SMART] = plan_smart,
     [PICTURE_STRETCHED] = plan_stretched,
+    [PICTURE_LINES] = plan_lines,
 };
 
 int picture_prepare(const struct picture_rgb *rgb, const struct picture_form *form, bool low,

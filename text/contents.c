@@ -206,19 +206,25 @@ int contents_find_rows(const struct tok *tok, const struct tok_ids *ids,
     const char *mark = picture_mark(pictures->kind);
     size_t at = 0;
     int32_t id = -1;
-    int tiles = 0, rc = find_mark_id(tok, mark, arena, &id, fault);
-    for (int i = 0; i < pictures->count; i++) tiles += pictures->pictures[i]->tiles;
+    size_t runs = 0;
+    int rc = find_mark_id(tok, mark, arena, &id, fault);
+    for (int i = 0; i < pictures->count; i++) {
+        const struct picture *picture = pictures->pictures[i];
+        const int run = picture_run(pictures->kind, picture);
+        runs += (size_t)picture->tiles * (size_t)(picture->tile_tokens / run);
+    }
     if (rc) return rc;
-    pictures->rows = arena_alloc(arena, (size_t)tiles + 1, sizeof *pictures->rows);
+    pictures->rows = arena_alloc(arena, runs + 1, sizeof *pictures->rows);
     if (!pictures->rows) return no_memory(fault);
     for (int i = 0; i < pictures->count; i++) {
         const struct picture *picture = pictures->pictures[i];
-        for (int tile = 0; tile < picture->tiles; tile++) {
+        const int run = picture_run(pictures->kind, picture);
+        for (int row = 0; row < picture->tiles * picture->tile_tokens; row += run) {
+            const int tile = row / picture->tile_tokens, first = row % picture->tile_tokens;
             while (at < ids->count && ids->ids[at] != id) at++;
             at += (size_t)picture_marks_before(pictures->kind);
-            pictures->rows[pictures->row_count++] =
-                (struct picture_rows){at, picture->tile_tokens, i, tile};
-            for (int k = 0; k < picture->tile_tokens; k++, at++)
+            pictures->rows[pictures->row_count++] = (struct picture_rows){at, run, i, tile, first};
+            for (int k = 0; k < run; k++, at++)
                 if (at >= ids->count || ids->ids[at] != id) return wrong_rows(fault, mark);
         }
     }

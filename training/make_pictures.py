@@ -6,6 +6,7 @@ resized.inc    resizes of a picture made by a formula (samples.h), by Pillow
 prepared.inc   the tiles of transformers' Idefics3 processor that works with Pillow, as bytes
 smart.inc      the pictures of its Qwen2-VL processor, without the order of patches
 stretched.inc  the pictures of its Gemma 3 processor
+lined.inc      the pictures of its Pixtral processor
 decoded.inc    small files in several formats and their pixels over white, by Pillow
 corpus         the same files, and ones that would be large, for tests/fuzz/fuzz_picture.c
 """
@@ -22,10 +23,12 @@ from PIL import Image
 try:
     from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil as StretchProcessor
     from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil as Processor
+    from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil as LineProcessor
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil as SmartProcessor
 except ImportError:  # before version 5
     from transformers import Gemma3ImageProcessor as StretchProcessor
     from transformers import Idefics3ImageProcessor as Processor
+    from transformers import PixtralImageProcessor as LineProcessor
     from transformers import Qwen2VLImageProcessor as SmartProcessor
 
 RESIZES = [(40, 30, 20, 15), (20, 15, 57, 33), (64, 64, 64, 31), (33, 64, 80, 64), (300, 7, 11, 5), (5, 5, 1, 1), (1, 1, 9, 4),
@@ -35,6 +38,8 @@ PICTURES = [(100, 100), (640, 480), (480, 640), (1000, 100), (100, 1000), (7, 1)
 FORMS = [(256, 64, True), (64, 64, True), (182, 91, True), (256, 64, False), (182, 91, False)]
 # sides of a patch and of the patches that are joined, least and most pixels
 SMART_FORMS = [(14, 2, 56 * 56, 28 * 28 * 100), (16, 2, 65536, 4 * 65536), (4, 2, 64, 64 * 64), (14, 1, 56 * 56, 28 * 28 * 800)]
+# longest edge, edge of a token
+LINE_FORMS = [(1024, 16), (1540, 28), (300, 28)]
 SMART_PICTURES = [*PICTURES, (28, 28), (42, 70), (14, 14), (1000, 5), (5, 1000), (4, 600), (980, 700)]
 
 
@@ -93,6 +98,19 @@ def stretched():
             tile = np.rint((values * 0.5 + 0.5) * 255).astype(np.uint8)
             assert np.abs((tile / 255 - 0.5) / 0.5 - values).max() < 1e-5
             yield f"{{{width}, {height}, {edge}, {sums(tile)}}},"
+
+
+def lined():
+    for longest, edge in LINE_FORMS:
+        mean, std = np.array([0.48, 0.45, 0.4]), np.array([0.26, 0.25, 0.27])
+        processor = LineProcessor(size={"longest_edge": longest}, patch_size=edge, image_mean=list(mean), image_std=list(std))
+        for width, height in PICTURES:
+            made = processor(Image.fromarray(sample(width, height)), return_tensors="np")
+            values, (high, wide) = np.asarray(made["pixel_values"])[0], made["image_sizes"][0]
+            mean3, std3 = mean.reshape(3, 1, 1), std.reshape(3, 1, 1)
+            tile = np.rint((values * std3 + mean3) * 255).astype(np.uint8)
+            assert np.abs((tile / 255 - mean3) / std3 - values).max() < 1e-5
+            yield f"{{{width}, {height}, {longest}, {edge}, {wide}, {high}, {sums(tile)}}},"
 
 
 def framed(data, local=False):
@@ -190,7 +208,8 @@ def main():
     args = ap.parse_args()
     out = args.out
     corpus(args.corpus)
-    for name, rows in [("resized", resizes()), ("prepared", pictures()), ("smart", smart()), ("stretched", stretched()), ("decoded", files())]:
+    for name, rows in [("resized", resizes()), ("prepared", pictures()), ("smart", smart()), ("stretched", stretched()),
+                       ("lined", lined()), ("decoded", files())]:
         (out / f"{name}.inc").write_text("/* Written by training/make_pictures.py. */\n" + "\n".join(rows) + "\n")
 
 

@@ -68,12 +68,12 @@ void sched_give_pictures(struct sched *sched, struct sched_step *step, const str
         const float *found = find_rows(sched, request, rows);
         CHECK(found); /* sched_rows_to_picture has found it */
         for (int64_t k = first; k < last; k++) sched->rows[span->row + (k - from)] = 0;
-        sched->given[step->batch.given_count++] =
-            (struct kern_given){.row = (int32_t)(span->row + (first - from)),
-                                .count = (int32_t)(last - first),
-                                .deep = sched->options.pictures.deep,
-                                .together = request->pictures[rows->picture]->together,
-                                .rows = found + (first - at) * sched->options.pictures.width};
+        sched->given[step->batch.given_count++] = (struct kern_given){
+            .row = (int32_t)(span->row + (first - from)),
+            .count = (int32_t)(last - first),
+            .deep = sched->options.pictures.deep,
+            .together = request->pictures[rows->picture]->together,
+            .rows = found + (rows->first + first - at) * sched->options.pictures.width};
     }
 }
 

@@ -87,12 +87,11 @@ static void write_pictures(struct buf *out, const struct oai_request *request,
         const struct picture *picture = request->pictures[p].prepared;
         buf_fmt(out, "%s{\"width\":%d,\"height\":%d,\"parts\":[", p ? "," : "\"pictures\":[",
                 picture->width, picture->height);
-        for (int first = 0, begin = i; i < ids->picture_row_count; i++) {
+        for (int begin = i; i < ids->picture_row_count; i++) {
             const struct picture_rows *rows = &ids->picture_rows[i];
             if (rows->picture != p) break;
-            first = i > begin && rows[-1].tile == rows->tile ? first + rows[-1].count : 0;
             buf_fmt(out, "%s{\"at\":%zu,\"count\":%d,\"first\":%d,\"rows\":%d,\"columns\":%d,",
-                    i > begin ? "," : "", rows->at, rows->count, first, picture->tile_rows,
+                    i > begin ? "," : "", rows->at, rows->count, rows->first, picture->tile_rows,
                     picture->tile_columns);
             write_area(out, picture, rows->tile);
             buf_char(out, '}');

@@ -225,16 +225,16 @@ def gguf_tokenizer(directory, vocab, template):
             "tokenizer.ggml.add_bos_token": False, "tokenizer.chat_template": template}
 
 
-def write_text_gguf(directory, path):
-    """The directory's text model as a GGUF file."""
+def write_text_gguf(directory, path, front="model.text_model.", outer="", vocab=VOCAB, template=TEMPLATE):
+    """The directory's text model as a GGUF file. `front`, `outer`: in front of its names, and of lm_head's."""
     names = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
              "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
              "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
     out = {}
     for name, t in load_tensors(directory / "model.safetensors").items():
-        stem = name.removeprefix("model.text_model.").removesuffix(".weight")
-        if stem == name.removesuffix(".weight") and name != "lm_head.weight":
+        if not name.startswith(front) and name != outer + "lm_head.weight":
             continue
+        stem = name.removeprefix(front).removeprefix(outer).removesuffix(".weight")
         if stem.startswith("layers."):
             _, layer, part = stem.split(".", 2)
             heads = {"attn_q": TEXT["num_attention_heads"], "attn_k": TEXT["num_key_value_heads"]}.get(names[part])
@@ -243,10 +243,10 @@ def write_text_gguf(directory, path):
             out[{"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}[stem] + ".weight"] = t
     values = {"general.architecture": "llama", "llama.block_count": TEXT["num_hidden_layers"],
               "llama.context_length": TEXT["max_position_embeddings"], "llama.embedding_length": TEXT["hidden_size"],
-              "llama.feed_forward_length": TEXT["intermediate_size"], "llama.vocab_size": VOCAB,
+              "llama.feed_forward_length": TEXT["intermediate_size"], "llama.vocab_size": vocab,
               "llama.attention.head_count": TEXT["num_attention_heads"],
               "llama.attention.head_count_kv": TEXT["num_key_value_heads"],
               "llama.attention.layer_norm_rms_epsilon": TEXT["rms_norm_eps"], "llama.rope.freq_base": TEXT["rope_theta"],
               "llama.rope.dimension_count": TEXT["hidden_size"] // TEXT["num_attention_heads"],
-              **gguf_tokenizer(directory, VOCAB, TEMPLATE)}
+              **gguf_tokenizer(directory, vocab, template)}
     return write_gguf(path, values, {name: t.astype(np.float32) for name, t in out.items()})

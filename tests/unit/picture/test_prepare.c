@@ -132,6 +132,51 @@ Test(picture_prepare, a_stretched_picture_is_that_of_the_processor) {
     }
 }
 
+/* As lined.inc has them: a picture, the form, and the size and sums of the tile. */
+static const struct {
+    int width, height, longest_edge, token_edge;
+    int tile_width, tile_height;
+    struct sums sums;
+} lined[] = {
+#include "lined.inc"
+};
+
+static struct picture_form lined_form(int longest_edge, int token_edge) {
+    struct picture_form form = smol;
+    form.kind = PICTURE_LINES;
+    form.filter = PICTURE_BICUBIC;
+    form.tile_edge = 0;
+    form.longest_edge = longest_edge;
+    form.token_edge = token_edge;
+    form.tile_tokens_max = PICTURE_TOKENS_MAX;
+    return form;
+}
+
+Test(picture_prepare, a_picture_in_lines_is_that_of_the_processor) {
+    for (size_t i = 0; i < sizeof lined / sizeof *lined; i++) {
+        const struct picture_form form = lined_form(lined[i].longest_edge, lined[i].token_edge);
+        cr_assert_eq(picture_check_form(&form, NULL), 0);
+        struct picture *p = prepare(lined[i].width, lined[i].height, &form, false);
+        cr_assert(p->tiles == 1 && p->rows == 0 && p->tile_width == lined[i].tile_width &&
+                      p->tile_height == lined[i].tile_height && picture_is_of_form(p, &form),
+                  "row %zu: %d x %d", i, p->tile_width, p->tile_height);
+        expect_sums(p->pixels, 3 * (size_t)(p->tile_width * p->tile_height), lined[i].sums, "lined",
+                    i);
+        picture_drop(p);
+    }
+}
+
+Test(picture_prepare, a_line_of_a_picture_is_never_empty) {
+    const struct picture_form form = lined_form(1024, 16);
+    struct picture *thin = prepare(2, 4000, &form, false), *low = prepare(700, 2000, &form, true);
+    cr_expect(thin->tile_width == 16 && thin->tile_height == 1024, "%d x %d", thin->tile_width,
+              thin->tile_height);
+    cr_expect(low->tile_width == 192 && low->tile_height == 512, "%d x %d", low->tile_width,
+              low->tile_height);
+    picture_drop(thin);
+    picture_drop(low);
+}
+
 Test(picture_prepare, low_detail_is_a_small_tile) {
     const struct picture_form form = smart_form(28, 56 * 56, 28 * 28 * 4096),
                               least = smart_form(28, 600 * 600, 28 * 28 * 4096);
@@ -229,6 +274,12 @@ Test(picture_prepare, writes_the_prompt_of_the_processor) {
     cr_expect_eq(picture_marks_before(PICTURE_STRETCHED), 1); /* and two rows */
     cr_expect_str_eq(text.data, "\n\n<start_of_image><start_of_image><start_of_image>"
                                 "<end_of_image>\n\n");
+    buf_clear(&text);
+    picture = (struct picture){.tiles = 1, .tile_rows = 2, .tile_columns = 2, .tile_tokens = 4};
+    picture_write_prompt(PICTURE_LINES, &picture, &text);
+    cr_expect_str_eq(text.data, "[IMG][IMG][IMG_BREAK][IMG][IMG][IMG_END]");
+    cr_expect(picture_run(PICTURE_LINES, &picture) == 2 &&
+              picture_run(PICTURE_SMART, &picture) == 4);
     buf_close(&text);
 }
 
@@ -281,6 +332,20 @@ Test(picture_prepare, refuses_impossible_forms) {
         form.tile_tokens_max = picture_smart_tokens(&form);
         cr_expect_neq(picture_check_form(&form, &fault), 0, "row %zu", i);
         cr_expect_str_eq(fault.field, smart_rows[i].field, "row %zu: %s", i, fault.field);
+    }
+    static const struct {
+        const char *field;
+        int longest_edge, token_edge, tokens;
+    } line_rows[] = {{"patch_size", 64, 0, 16},
+                     {"size.longest_edge", 0, 16, 16},
+                     {"size.longest_edge", PICTURE_LINE_MAX + 1, 128, 16},
+                     {"size.longest_edge", 64, 16, PICTURE_TOKENS_MAX + 1}};
+    for (size_t i = 0; i < sizeof line_rows / sizeof *line_rows; i++) {
+        struct picture_form form = lined_form(line_rows[i].longest_edge, line_rows[i].token_edge);
+        struct fault fault = {0};
+        form.tile_tokens_max = line_rows[i].tokens;
+        cr_expect_neq(picture_check_form(&form, &fault), 0, "row %zu", i);
+        cr_expect_str_eq(fault.field, line_rows[i].field, "row %zu: %s", i, fault.field);
     }
     struct picture_form flat = smol;
     flat.deviation[2] = 0;
