@@ -69,11 +69,11 @@ struct vision_config {
     bool pools;           /* the row is their mean with an RMSNorm; else they stand side by side */
     bool merger_products; /* mergers are two products with GELU in between; else one, without bias
                            */
-    bool projects;  /* the two products have the text model's width in between. In front of them is
-                       another  one, from all patches of a row to the width of one; without it `merge`
-                       is 1 */
-    float norm_eps; /* with `projects`: added in the norm in front of these */
-    int text_width; /* numbers of an embedding of the text model */
+    bool projects;        /* the two products have the text model's width in between. In front of
+                             them is another one, from all patches of a row to the width of one;
+                             without it `merge` is 1 */
+    float norm_eps;       /* with `projects`: added in the norm in front of these */
+    int text_width;       /* numbers of an embedding of the text model */
     int deep; /* further embeddings of a row, for the text model's first layers; see kern_given */
     int deep_layers[VISION_DEEP_MAX]; /* [deep] layers behind which these are made, ascending */
     enum model_axes axes;             /* the text model has these; AXES_ONE: any */
