@@ -641,7 +641,7 @@ static int64_t row_cost(const struct vision *vision) {
     case STAGE_FF:
         return (c->gated ? 3 : 2) * width * c->ff;
     default:
-        if (c->projects) return width * width + text * (width + text) / (c->merge * c->merge);
+        if (c->projects) return width * width + text * (width + text) * width / joined;
         return width * (text + (c->merger_products ? joined : 0));
     }
 }
