@@ -65,11 +65,12 @@ static int encode_tiles(struct fit_pictures *pictures, const struct engine_fit_t
             rc = encode_tile(pictures, picture, rows->tile, tile);
             out += (size_t)picture->tile_tokens * (size_t)pictures->width;
         }
-        pictures->given[i] = (struct kern_given){.row = (int32_t)rows->at,
-                                                 .count = rows->count,
-                                                 .together = picture->together,
-                                                 .deep = deep,
-                                                 .rows = tile + rows->first * pictures->width};
+        pictures->given[i] =
+            (struct kern_given){.row = (int32_t)rows->at,
+                                .count = rows->count,
+                                .together = picture->together,
+                                .deep = deep,
+                                .rows = tile + (size_t)rows->first * (size_t)pictures->width};
         for (int k = 0; k < rows->count; k++) pictures->tokens[rows->at + (size_t)k] = 0;
     }
     return rc;
