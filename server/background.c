@@ -84,7 +84,7 @@ void background_end(struct exchange *ex) {
 
 void background_release(struct exchange *ex) {
     const bool streamed = ex->stream.owner == ex;
-    if (!streamed || ex->connection || ex->jobs_finished != ex->job_count) return;
+    if (!streamed || ex->connection || !exchange_has_finished(ex)) return;
     quota_leave(ex);
     exchange_rendered(ex);
 }
@@ -113,7 +113,6 @@ void background_follow(struct exchange *ex, struct exchange *owner, uint64_t fro
     ex->next_follower = owner->followers;
     owner->followers = ex;
     owner->refs++;
-    conn_watch(ex->conn);
 }
 
 void background_unfollow(struct exchange *ex) {

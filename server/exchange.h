@@ -216,7 +216,6 @@ enum MHD_Result http_access(void *cls, struct MHD_Connection *connection, const 
                             size_t *upload_data_size, void **con_cls);
 void http_completed(void *cls, struct MHD_Connection *connection, void **con_cls,
                     enum MHD_RequestTerminationCode code);
-void http_add_common_headers(struct exchange *exchange, struct MHD_Response *response);
 
 /* exchange.c */
 struct exchange *exchange_open(struct server *server, struct conn *conn,
@@ -238,6 +237,10 @@ void exchange_gone(struct exchange *exchange); /* the client left, or took too l
 static inline bool exchange_is_gone(const struct exchange *exchange) {
     return exchange->state >= EXCHANGE_CANCELLED;
 }
+/* The engine has ended all jobs. */
+static inline bool exchange_has_finished(const struct exchange *exchange) {
+    return exchange->jobs_finished == exchange->job_count;
+}
 void exchange_cancel(struct exchange *exchange); /* all its jobs end soon */
 /* Answer with exchange->error. exchange_refuse is for requests that are refused before the engine
  * works for them: it counts a 429 or 503 under exchange->reject, and returns -1. exchange_fail
@@ -247,20 +250,8 @@ void exchange_fail(struct exchange *exchange);
 /* Set error and reject. Any thread. */
 void exchange_refuse_memory(struct exchange *exchange);
 void exchange_refuse_draining(struct exchange *exchange);
-void exchange_dispatch(struct exchange *exchange);             /* the body is complete */
-void exchange_begin(struct exchange *exchange);                /* and its model is loaded */
-void exchange_poll(struct exchange *exchange, int64_t now_ns); /* after a wake or a tick */
-bool exchange_stream_ready(const struct exchange *exchange, int64_t now_ns);
-void exchange_answer_wait(struct exchange *exchange); /* the engine has finished */
-/* Gives the engine an order about a conversation and waits for its end; refuses the request if that
- * is impossible. */
-void exchange_order(struct exchange *exchange, enum engine_order_kind kind, uint64_t conversation);
 /* Takes the adapter with this name of the exchange's model. Any thread. */
 bool exchange_take_adapter(struct exchange *exchange, const char *name);
-/* Computes the space of the client's key and of the salt that it names (?cache_salt=). Not 0: the
- * request was refused. */
-int exchange_space(struct exchange *exchange, uint8_t space[16]);
-void exchange_prepared(struct exchange *exchange); /* prepare.c has finished with the body */
 /* Reserves `size` more bytes of the memory that bodies and text answers share (server/ledger.h).
  * false: refused, and exchange->error has the reason. The reservation ends with the body, or with
  * the exchange. */
@@ -270,6 +261,17 @@ bool exchange_hold(struct exchange *exchange, size_t size);
 void exchange_hold_text(struct exchange *exchange);
 void exchange_refuse_text(struct exchange *exchange); /* in place of an unwritten text */
 void exchange_drop_body(struct exchange *exchange);
+
+/* dispatch.c: the way of a request */
+void exchange_dispatch(struct exchange *exchange); /* the body is complete */
+void exchange_begin(struct exchange *exchange);    /* and its model is loaded */
+void exchange_prepared(struct exchange *exchange); /* prepare.c has finished with the body */
+/* Gives the engine an order about a conversation and waits for its end; refuses the request if that
+ * is impossible. */
+void exchange_order(struct exchange *exchange, enum engine_order_kind kind, uint64_t conversation);
+void exchange_poll(struct exchange *exchange, int64_t now_ns); /* after a wake or a tick */
+bool exchange_stream_ready(const struct exchange *exchange, int64_t now_ns);
+void exchange_answer_wait(struct exchange *exchange); /* the engine has finished */
 
 /* background.c: responses that their clients ask for later. Such an exchange lives on without a
  * connection until the engine has finished; then the response is stored. It has places in the queue
@@ -326,24 +328,39 @@ void prepare_run(uv_work_t *work);           /* sets exchange->again if it must 
 void prepare_end(struct exchange *exchange); /* frees what the work needed, if it is not */
 /* Decodes the request's pictures (pictures.c). 0, or -1 with exchange->error. */
 int prepare_pictures(struct exchange *exchange);
-void exchange_drop_pictures(struct exchange *exchange);
 /* Computes the space of the client's conversations with this salt, on this server's model. */
 int prepare_space(const struct exchange *exchange, const char *salt, uint8_t space[16]);
 
-/* stream.c */
-int stream_queue(struct exchange *exchange); /* 200 and the reader; enum MHD_Result */
-/* Returns whether a stream that is open has something to send: events, or a sign of life. */
-bool stream_is_due(struct exchange *exchange, int64_t now_ns);
+/* stream.c: events, from the arrays of the owner's jobs */
+#define STREAM_BYTES_MAX ((size_t)256 << 20) /* one event with every kept position */
+static inline const struct oai_form *stream_form(const struct stream *stream) {
+    return stream->owner->request.kind->form;
+}
+int stream_open(struct stream *stream, struct exchange *owner); /* ERR_NOMEM */
+void stream_close(struct stream *stream);
+/* Renders the next events in place of those in events.out. */
+void stream_render(struct stream *stream);
+/* Appends to events.out, until its size is `most` or more. */
+void stream_append(struct stream *stream, size_t most);
 /* Appends all events of an exchange whose jobs have finished. */
 void stream_write(struct buf *out, struct exchange *owner);
+/* Returns whether a stream that is open has something to send: events, or a sign of life. */
+bool stream_is_due(struct exchange *exchange, int64_t now_ns);
+
+/* stream_reader.c */
+/* Opens the exchange's stream and returns the response that reads it; NULL: there is no memory. */
+struct MHD_Response *stream_begin(struct exchange *exchange);
 /* Renders what is left of a stream whose jobs have finished, for a model that others wait for. */
 void stream_hurry(struct exchange *exchange);
-void stream_close(struct stream *stream);
 
 /* load.c: the load as a response header, for balancers that request it (ORCA) */
 void load_add_header(struct exchange *exchange, struct MHD_Response *response);
 
-/* routes.c: fills *route and returns it. NULL with *allow = NULL: no such path; NULL with *allow:
+/* routes.c */
+/* Computes the space of the client's key and of the salt that it names (?cache_salt=). Not 0: the
+ * request was refused. */
+int exchange_space(struct exchange *exchange, uint8_t space[16]);
+/* Fills *route and returns it. NULL with *allow = NULL: no such path; NULL with *allow:
  * another method. */
 const struct route *route_find(const char *path, const char *method, struct route *route,
                                const char **allow);

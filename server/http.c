@@ -270,6 +270,12 @@ static int refuse_timeout(struct exchange *ex) {
     return exchange_refuse(ex);
 }
 
+static void begin_upload(struct exchange *ex) {
+    uint8_t space[16];
+    if (models_take(ex) && exchange_space(ex, space) == 0)
+        (void)move_begin(ex, declared_size(ex), space);
+}
+
 /* Refuses what can be refused before the body is read. */
 static void check_headers(struct exchange *ex, const char *path, const char *method) {
     const struct server_options *o = &ex->server->options;
@@ -283,7 +289,7 @@ static void check_headers(struct exchange *ex, const char *path, const char *met
         refuse_rate(ex, key) || refuse_quota(ex))
         return;
     if (!ex->route->act && !ex->route->kind)
-        (void)move_begin(ex, declared_size(ex));
+        begin_upload(ex);
     else if (declared_size(ex) > o->max_body_bytes)
         http_refuse_size(ex);
 }
@@ -296,7 +302,7 @@ static void add_number_header(struct MHD_Response *response, const char *name, i
     MHD_add_response_header(response, name, value);
 }
 
-void http_add_common_headers(struct exchange *ex, struct MHD_Response *response) {
+static void add_common_headers(struct exchange *ex, struct MHD_Response *response) {
     const char *session = request_header(ex, "X-Session-ID");
     MHD_add_response_header(response, "x-request-id", ex->request_id);
     if (session && *session && strlen(session) <= OAI_KEY_BYTES)
@@ -332,7 +338,7 @@ static void add_answer_headers(struct exchange *ex, struct MHD_Response *respons
     const struct answer *answer = &ex->answer;
     if (answer->preflight) {
         if (answer->origin) add_preflight_headers(ex, response);
-        http_add_common_headers(ex, response);
+        add_common_headers(ex, response);
         return;
     }
     MHD_add_response_header(response, "Content-Type",
@@ -346,7 +352,7 @@ static void add_answer_headers(struct exchange *ex, struct MHD_Response *respons
         add_number_header(response, "Retry-After", (answer->retry_ms + 999) / 1000);
         add_number_header(response, "retry-after-ms", answer->retry_ms);
     }
-    http_add_common_headers(ex, response);
+    add_common_headers(ex, response);
 }
 
 /* Queues the answer. The response owns the text from here on. */
@@ -370,6 +376,15 @@ static enum MHD_Result queue_answer(struct exchange *ex) {
     enum MHD_Result rc = MHD_queue_response(ex->connection, (unsigned)ex->answer.status, response);
     MHD_destroy_response(response);
     exchange_rendered(ex);
+    return rc;
+}
+
+static enum MHD_Result queue_stream(struct exchange *ex) {
+    struct MHD_Response *response = stream_begin(ex);
+    if (!response) return MHD_NO;
+    add_common_headers(ex, response);
+    enum MHD_Result rc = MHD_queue_response(ex->connection, MHD_HTTP_OK, response);
+    MHD_destroy_response(response);
     return rc;
 }
 
@@ -433,11 +448,12 @@ static enum MHD_Result continue_request(struct exchange *ex, int64_t now_ns) {
     if (ex->state == EXCHANGE_RECEIVING) {
         conn_set_state(ex->conn, CONN_BUSY);
         exchange_dispatch(ex);
+        if (ex->stream.owner || (ex->suspended && !ex->move)) conn_watch(ex->conn);
         if (ex->state != EXCHANGE_READY) return MHD_YES;
     }
     bool has_jobs = ex->state == EXCHANGE_RUNNING || ex->state == EXCHANGE_FINISHED;
     bool in_background = has_jobs && ex->request.background;
-    if (has_jobs && exchange_stream_ready(ex, now_ns)) return (enum MHD_Result)stream_queue(ex);
+    if (has_jobs && exchange_stream_ready(ex, now_ns)) return queue_stream(ex);
     if (in_background)
         background_answer(ex);
     else if (ex->state == EXCHANGE_FINISHED)
@@ -445,7 +461,7 @@ static enum MHD_Result continue_request(struct exchange *ex, int64_t now_ns) {
     if (ex->suspended) return MHD_YES; /* the answer must first read the disk */
     if (ex->state == EXCHANGE_READY || in_background) {
         conn_set_state(ex->conn, CONN_BUSY);
-        return ex->stream.owner ? (enum MHD_Result)stream_queue(ex) : queue_answer(ex);
+        return ex->stream.owner ? queue_stream(ex) : queue_answer(ex);
     }
     exchange_suspend(ex); /* woken too early */
     return MHD_YES;

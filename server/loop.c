@@ -37,12 +37,17 @@
 /* --- libmicrohttpd in the loop --- */
 
 static void on_timer(uv_timer_t *timer);
+static void check_drain(struct server *server, int64_t now_ns);
 
 static void run_http(struct server *server) {
     MHD_UNSIGNED_LONG_LONG ms;
+    models_look(server);
     MHD_run(server->daemon);
     relay_sent(server);
-    if (MHD_get_timeout(server->daemon, &ms) == MHD_YES)
+    check_drain(server, clock_ns());
+    if (server->models.changed)
+        server_pump_soon(server);
+    else if (MHD_get_timeout(server->daemon, &ms) == MHD_YES)
         uv_timer_start(&server->timer, on_timer, ms, 0);
     else
         uv_timer_stop(&server->timer);
@@ -50,12 +55,6 @@ static void run_http(struct server *server) {
 
 static void on_timer(uv_timer_t *timer) {
     run_http(timer->data);
-}
-
-/* Makes the loop run libmicrohttpd soon: resuming a connection does not show on its epoll
- * descriptor when it has no thread of its own. */
-void server_pump_soon(struct server *server) {
-    uv_timer_start(&server->timer, on_timer, 0, 0);
 }
 
 static void on_sockets(uv_poll_t *poll, int status, int events) {
@@ -75,14 +74,11 @@ static void poll_jobs(struct server *server, int64_t now_ns) {
     }
 }
 
-static void check_drain(struct server *server, int64_t now_ns);
-
 static void on_loop_wake(uv_async_t *async) {
     struct server *server = async->data;
     if (!server->daemon) return;
     poll_jobs(server, clock_ns());
     run_http(server);
-    check_drain(server, clock_ns());
 }
 
 void server_wake(void *arg) {
@@ -118,21 +114,12 @@ static void check_drain(struct server *server, int64_t now_ns) {
     }
 }
 
-void server_may_end(struct server *server) {
-    if (server->draining && !server->closing && is_drained(server)) uv_stop(&server->loop);
-}
-
-/* Tells the engine that no more requests come. Requests that workers still parse are accepted
- * before. */
-void server_all_submitted(struct server *server) {
-    if (server->draining) models_drain(server);
-}
-
 static void begin_drain(struct server *server, int64_t now_ns) {
     server->draining = true;
     server->drain_deadline_ns = now_ns + server->options.now.drain_seconds * SECOND_NS;
     server->drain_end = "the drain time is over";
-    if (server->accepted == 0) server_all_submitted(server);
+    /* Requests that workers still parse are accepted before. */
+    if (server->accepted == 0) models_drain(server);
     /* The manager's time limit may be shorter than the drain. */
     systemd_announce(
         &server->announced, "STOPPING=1\nSTATUS=Draining %d requests\nEXTEND_TIMEOUT_USEC=%lld",
@@ -429,6 +416,7 @@ static void start_handles(struct server *server) {
     uint64_t tick = tick_ms(&server->options.timeouts, server->watchdog.every_ns);
     int fd = MHD_get_daemon_info(server->daemon, MHD_DAEMON_INFO_EPOLL_FD)->epoll_fd;
     server->handles_open = true;
+    server->on_timer = on_timer;
     CHECK(uv_poll_init(&server->loop, &server->poll, fd) == 0);
     CHECK(uv_timer_init(&server->loop, &server->timer) == 0);
     CHECK(uv_timer_init(&server->loop, &server->tick) == 0);

@@ -29,6 +29,7 @@ struct server {
     uv_async_t wake;
     uv_poll_t poll; /* libmicrohttpd's epoll descriptor */
     uv_timer_t timer, tick;
+    uv_timer_cb on_timer; /* runs libmicrohttpd */
     uv_signal_t sigterm, sigint, sighup;
     bool handles_open; /* poll, timers and signals exist */
     struct MHD_Daemon *daemon;
@@ -71,8 +72,15 @@ struct server {
     int64_t start_seconds;
 };
 
-void server_pump_soon(struct server *server);     /* runs libmicrohttpd soon */
-void server_may_end(struct server *server);       /* ends a drain if nothing is left to do */
-void server_all_submitted(struct server *server); /* no accepted request is on a libuv worker */
+/* Runs libmicrohttpd soon: resuming a connection does not show on its epoll descriptor when it has
+ * no thread of its own. */
+static inline void server_pump_soon(struct server *server) {
+    uv_timer_start(&server->timer, server->on_timer, 0, 0);
+}
+
+/* Looks soon whether nothing is left to do and a drain ends. */
+static inline void server_may_end(struct server *server) {
+    if (server->draining && !server->closing) server_pump_soon(server);
+}
 
 #endif

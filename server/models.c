@@ -181,35 +181,21 @@ static bool refuse_absent(struct exchange *ex, const char *name) {
 
 /* ---- Turns ---- */
 
-/* Notes that the model is used. Two requests do not count as uses: one that only asks about a
- * model, which a page repeats again and again, and one to a model that is being unloaded. If the
- * latter counted, the model would become the most recently used one and another would be unloaded
- * in its place, so that of two busy models neither would ever be free. */
-static void note_use(const struct exchange *ex) {
-    if (!ex->route->act && !ex->model->leaves) ex->model->used_ns = clock_ns();
-}
-
 static void hold_model(struct exchange *ex) {
     CHECK(!ex->holds && ex->model->state == SERVED_LOADED);
     ex->holds = true;
     ex->model->users++;
-    note_use(ex);
+    served_note_use(ex);
 }
 
-static void remove_waiting(struct exchange *ex) {
-    struct served_model *model = ex->model;
-    struct exchange **link = &model->waiting;
-    while (*link != ex) link = &(*link)->work_next;
-    *link = ex->work_next;
-    if (model->waiting_end == &ex->work_next) model->waiting_end = link;
-    ex->work_next = NULL;
-    model->waiting_count--;
-    if (--ex->server->accepted == 0) server_all_submitted(ex->server);
+void models_one_submitted(struct server *server) {
+    if (--server->accepted == 0 && server->draining) models_drain(server);
 }
 
 /* Refuses a request that waits; its error is set. */
 static void refuse_waiting(struct exchange *ex) {
-    remove_waiting(ex);
+    served_unqueue(ex);
+    models_one_submitted(ex->server);
     exchange_refuse(ex);
     exchange_resume(ex);
 }
@@ -225,10 +211,9 @@ static void begin_waiting(struct served_model *model) {
     while (model->waiting && model->state == SERVED_LOADED && !model->leaves) {
         struct exchange *ex = model->waiting;
         hold_model(ex);
-        ex->server->accepted++; /* until it is a worker's */
-        remove_waiting(ex);
+        served_unqueue(ex);
         exchange_begin(ex);
-        if (--ex->server->accepted == 0) server_all_submitted(ex->server);
+        models_one_submitted(ex->server); /* now it is a worker's */
         if (ex->state == EXCHANGE_READY) exchange_resume(ex);
     }
 }
@@ -383,8 +368,7 @@ static void unload_idle(struct server *server, int64_t now_ns) {
 static void plan_models(struct server *server) {
     struct models *models = &server->models;
     const int64_t now_ns = clock_ns();
-    if (models->planning || server->closing) return;
-    models->planning = true;
+    if (server->closing) return;
     if (!models->working) {
         struct served_model *next = next_model(server);
         for (int i = 0; i < models->count; i++) models->items[i].leaves = false;
@@ -394,7 +378,6 @@ static void plan_models(struct server *server) {
             unload_idle(server, now_ns);
     }
     for (int i = 0; i < models->count; i++) begin_waiting(&models->items[i]);
-    models->planning = false;
 }
 
 static void after_work(uv_work_t *work, int status) {
@@ -430,7 +413,6 @@ static enum models_entry wait_for_model(struct exchange *ex) {
     model->waiting_end = &ex->work_next;
     model->waiting_count++;
     server->accepted++;
-    conn_watch(ex->conn);
     exchange_suspend(ex);
     plan_models(server);
     return MODELS_WAITS;
@@ -522,17 +504,11 @@ struct served_model *models_take(struct exchange *ex) {
     return model;
 }
 
-void models_leave(struct exchange *ex) {
-    if (!ex->holds) return;
-    ex->holds = false;
-    ex->model->users--;
-    note_use(ex);
-    if (!ex->model->users) plan_models(ex->server);
-}
-
-void models_forget(struct exchange *ex) {
-    remove_waiting(ex);
-    plan_models(ex->server);
+void models_look(struct server *server) {
+    if (!server->models.changed) return;
+    server->models.changed = false;
+    if (server->draining && server->accepted == 0) models_drain(server);
+    plan_models(server);
 }
 
 /* ---- Life ---- */

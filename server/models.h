@@ -33,7 +33,7 @@ struct models {
     struct engine_adapter_row *adapters; /* [count][ENGINE_ADAPTERS_MAX] those of `listed` */
     double allowance;                    /* loads that may begin now, refilled by model_loads */
     int64_t refilled_ns;
-    bool planning;                /* plan_models runs: what it does may call it again */
+    bool changed; /* for models_look: a model is free, or a request waits no longer */
     struct served_model *working; /* a worker loads or unloads it; NULL: none */
     struct served_work task;
     uv_work_t work;
@@ -62,9 +62,12 @@ enum models_entry models_enter(struct exchange *exchange);
 struct served_model *models_take(struct exchange *exchange);
 /* Returns that model, or else the first one, without holding it. NULL: as above. */
 struct served_model *models_ask(struct exchange *exchange);
-void models_leave(struct exchange *exchange);  /* holds nothing from here on */
-void models_forget(struct exchange *exchange); /* waits no longer */
+/* Counts a request that is accepted no longer, because its jobs are submitted or refused. With the
+ * last one of a drain the engines end. */
+void models_one_submitted(struct server *server);
 
+/* Decides what is loaded next, if something has changed on which that depends. */
+void models_look(struct server *server);
 void models_tick(struct server *server, int64_t now_ns);
 void models_drain(struct server *server);      /* no more requests: engines, and loads, end */
 void models_abort(struct server *server);      /* requests that wait are refused */

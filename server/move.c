@@ -99,10 +99,8 @@ static bool client_uploads(const struct exchange *ex) {
     return false;
 }
 
-bool move_begin(struct exchange *ex, uint64_t size) {
-    if (!models_take(ex)) return false;
+bool move_begin(struct exchange *ex, uint64_t size, const uint8_t space[16]) {
     int64_t most = engine_upload_max(ex->model->engine);
-    uint8_t space[16];
     struct fault fault;
     if (most >= 0 && size > (uint64_t)most) {
         fault_set(&fault, ERR_LIMIT, "state",
@@ -116,9 +114,9 @@ bool move_begin(struct exchange *ex, uint64_t size) {
         refuse_move(ex, &fault);
         return false;
     }
-    if (exchange_space(ex, space) != 0 || !open_move(ex)) return false;
+    if (!open_move(ex)) return false;
     ex->move->comes = true;
-    memcpy(ex->move->space, space, sizeof space);
+    memcpy(ex->move->space, space, sizeof ex->move->space);
     return true;
 }
 

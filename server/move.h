@@ -11,9 +11,9 @@
 /* An upload that comes more slowly than this on average, after its first seconds, is closed. */
 #define MOVE_BYTES_PER_MS 256
 
-/* Begins an upload, before its body, of which `size` bytes are announced (0: unknown). Returns
- * true, or refuses the exchange. */
-bool move_begin(struct exchange *exchange, uint64_t size);
+/* Begins an upload into this space of the exchange's model, before its body, of which `size` bytes
+ * are announced (0: unknown). Returns true, or refuses the exchange. */
+bool move_begin(struct exchange *exchange, uint64_t size, const uint8_t space[16]);
 /* Takes bytes of the body and returns how many. libmicrohttpd offers the rest again once the disk
  * has these. */
 size_t move_receive(struct exchange *exchange, const char *data, size_t size);

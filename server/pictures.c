@@ -75,10 +75,3 @@ int prepare_pictures(struct exchange *ex) {
     }
     return 0;
 }
-
-void exchange_drop_pictures(struct exchange *ex) {
-    for (int i = 0; i < ex->picture_count; i++) picture_drop(ex->pictures[i]);
-    mem_free(ex->pictures);
-    ex->pictures = NULL;
-    ex->picture_count = 0;
-}

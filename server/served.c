@@ -73,7 +73,7 @@ static bool note_progress(void *arg, uint64_t done, uint64_t total, const char *
 
 static void wake_server(void *arg) {
     const struct served_model *model = arg;
-    server_wake(model->server);
+    uv_async_send(&model->server->wake);
 }
 
 /* Counts stay from the first engine on; later engines of the model have the same shape. */
@@ -318,4 +318,39 @@ void served_end(struct served_model *model, struct served_work *work) {
         model->past[0].state_refused += work->refused;
         log_info("model %s is unloaded", model->rules.names[0]);
     }
+}
+
+/* ---- Exchanges ---- */
+
+void served_note_use(const struct exchange *ex) {
+    if (!ex->route->act && !ex->model->leaves) ex->model->used_ns = clock_ns();
+}
+
+static void look_soon(struct server *server) {
+    server->models.changed = true;
+    server_pump_soon(server);
+}
+
+void served_leave(struct exchange *ex) {
+    if (!ex->holds) return;
+    ex->holds = false;
+    ex->model->users--;
+    served_note_use(ex);
+    if (!ex->model->users) look_soon(ex->server);
+}
+
+void served_unqueue(struct exchange *ex) {
+    struct served_model *model = ex->model;
+    struct exchange **link = &model->waiting;
+    while (*link != ex) link = &(*link)->work_next;
+    *link = ex->work_next;
+    if (model->waiting_end == &ex->work_next) model->waiting_end = link;
+    ex->work_next = NULL;
+    model->waiting_count--;
+}
+
+void served_forget(struct exchange *ex) {
+    served_unqueue(ex);
+    ex->server->accepted--;
+    look_soon(ex->server);
 }

@@ -85,6 +85,15 @@ void served_begin(struct served_model *model, enum served_task task, struct serv
 void served_run(struct served_model *model, struct served_work *work);
 void served_end(struct served_model *model, struct served_work *work);
 
+/* Notes that the model is used. Two requests do not count as uses: one that only asks about a
+ * model, which a page repeats again and again, and one to a model that is being unloaded. If the
+ * latter counted, the model would become the most recently used one and another would be unloaded
+ * in its place, so that of two busy models neither would ever be free. */
+void served_note_use(const struct exchange *exchange);
+void served_leave(struct exchange *exchange);   /* holds its model no longer */
+void served_unqueue(struct exchange *exchange); /* takes it out of its model's `waiting` */
+void served_forget(struct exchange *exchange);  /* waits no longer, because its client left */
+
 /* The counts of all of the model's engines, and while it is loaded the state of this one. */
 void served_status(struct served_model *model, int replica, struct engine_status *out);
 

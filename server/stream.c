@@ -1,4 +1,5 @@
-/* Server-sent events, rendered when libmicrohttpd asks for bytes.
+/* Server-sent events from the arrays of jobs. They are rendered when libmicrohttpd asks for bytes
+ * (stream_reader.c).
  *
  * No output is queued per client: tokens lie in the job's arrays, and the reader renders the tokens
  * not yet sent when the socket accepts more. So a slow client costs a few
@@ -13,13 +14,9 @@
 #include "base/mem.h"
 #include "server/loop.h"
 
-#define OUT_BYTES_SOFT ((size_t)16 << 10)  /* stop rendering more tokens */
-#define OUT_BYTES_REST ((size_t)4 << 20)   /* the same for what a hurried stream has left */
-#define TURN_TOKENS    1024                /* the same, where their events are left out */
-#define OUT_BYTES_MAX  ((size_t)256 << 20) /* one event with every kept position */
+#define OUT_BYTES_SOFT ((size_t)16 << 10) /* stop rendering more tokens */
+#define TURN_TOKENS    1024               /* the same, where their events are left out */
 #define HEAD_BYTES_MAX 4096
-/* Per read of an HTTP/1.0 stream; cleared at the start of every stream */
-#define BLOCK_BYTES ((size_t)8 << 10)
 
 void stream_close(struct stream *stream) {
     buf_close(&stream->events.head);
@@ -30,14 +27,6 @@ void stream_close(struct stream *stream) {
 }
 
 /* --- from the jobs to events --- */
-
-static const struct oai_form *stream_form(const struct stream *stream) {
-    return stream->owner->request.kind->form;
-}
-
-static bool has_finished(const struct exchange *owner) {
-    return owner->jobs_finished == owner->job_count;
-}
 
 static bool is_failure(int finish) {
     return finish == ENGINE_FINISH_ABORT || finish == ENGINE_FINISH_ERROR;
@@ -253,7 +242,7 @@ static void end_stream_choice(struct stream_choice *c, const struct engine_seen 
 static void render_choice(struct stream_choice *c, bool last) {
     const struct exchange *owner = c->stream->owner;
     struct engine_seen p = engine_see_choice(c->source);
-    if (last && !has_finished(owner)) p.finish = ENGINE_RUNNING;
+    if (last && !exchange_has_finished(owner)) p.finish = ENGINE_RUNNING;
     if (p.finish) p.text = oai_shown_size(&owner->facts, c->index);
     if (c->ended || (!p.tokens && !p.finish)) return;
     c->finish = p.finish;
@@ -273,8 +262,7 @@ static void end_events(struct stream *stream) {
     stream->ended = true;
 }
 
-/* Appends to events.out, until its size is `most` or more. */
-static void append_events(struct stream *stream, size_t most) {
+void stream_append(struct stream *stream, size_t most) {
     int count = oai_choice_count(&stream->owner->facts);
     stream->out_most = most;
     stream->turn_end = stream->events.tokens + TURN_TOKENS;
@@ -290,10 +278,10 @@ static void append_events(struct stream *stream, size_t most) {
     if (!stream->left) end_events(stream);
 }
 
-static void render_events(struct stream *stream) {
+void stream_render(struct stream *stream) {
     buf_clear(&stream->events.out);
     stream->out_at = 0;
-    append_events(stream, OUT_BYTES_SOFT);
+    stream_append(stream, OUT_BYTES_SOFT);
 }
 
 static bool choice_has_news(const struct stream_choice *c) {
@@ -307,7 +295,8 @@ static bool choice_has_news(const struct stream_choice *c) {
 static bool has_news(const struct stream *stream) {
     const struct exchange *owner = stream->owner;
     uint64_t read;
-    if (has_finished(owner) || next_progress(stream, &read) || held_has_news(owner)) return true;
+    if (exchange_has_finished(owner) || next_progress(stream, &read) || held_has_news(owner))
+        return true;
     for (int i = 0; i < oai_choice_count(&owner->facts); i++)
         if (choice_has_news(&stream->choices[i])) return true;
     return false;
@@ -321,7 +310,7 @@ bool stream_is_due(struct exchange *ex, int64_t now_ns) {
     return stream->ping;
 }
 
-static int open_event_stream(struct stream *stream, struct exchange *owner) {
+int stream_open(struct stream *stream, struct exchange *owner) {
     stream->owner = owner;
     stream->left = oai_choice_count(&owner->facts);
     stream->choices = mem_try_alloc((size_t)stream->left, sizeof *stream->choices);
@@ -333,118 +322,21 @@ static int open_event_stream(struct stream *stream, struct exchange *owner) {
     stream->progress_sent = UINT64_MAX;
     stream->ping = true; /* the stream begins with a comment, unless there are tokens */
     buf_open(&stream->events.head, HEAD_BYTES_MAX);
-    buf_open(&stream->events.out, OUT_BYTES_MAX);
-    buf_open(&stream->events.note, OUT_BYTES_MAX);
+    buf_open(&stream->events.out, STREAM_BYTES_MAX);
+    buf_open(&stream->events.note, STREAM_BYTES_MAX);
     stream_form(stream)->open(&stream->events);
     return stream->events.head.failed ? ERR_NOMEM : 0;
 }
 
 void stream_write(struct buf *out, struct exchange *owner) {
     struct stream stream = {0};
-    CHECK(has_finished(owner));
-    if (open_event_stream(&stream, owner)) stream.events.out.failed = true;
+    CHECK(exchange_has_finished(owner));
+    if (stream_open(&stream, owner)) stream.events.out.failed = true;
     for (;;) {
         buf_inherit(out, &stream.events.out);
         buf_add(out, stream.events.out.data, stream.events.out.size);
         if (stream.ended || out->failed) break;
-        render_events(&stream);
+        stream_render(&stream);
     }
     stream_close(&stream);
-}
-
-/* --- libmicrohttpd's reader --- */
-
-static ssize_t copy_events(struct exchange *ex, char *to, size_t max) {
-    struct stream *stream = &ex->stream;
-    CHECK(stream->out_at <= stream->events.out.size);
-    size_t size = stream->events.out.size - stream->out_at;
-    if (size > max) size = max;
-    memcpy(to, stream->events.out.data + stream->out_at, size);
-    stream->out_at += size;
-    ex->stream.last_output_ns = clock_ns();
-    /* The end and the chunk that closes the stream are sent together: a client that stops reading
-     * at [DONE] has then read it all and keeps the connection. */
-    if (!stream->ended || stream->out_at < stream->events.out.size) relay_soon(ex->conn);
-    return (ssize_t)size;
-}
-
-/* Ends the stream with an error in place of an event that is too long. Nothing that was rendered in
- * this turn has been sent yet. In the background others may read the same events, and the stream
- * breaks off. */
-static void end_too_long(struct exchange *ex) {
-    struct oai_events *events = &ex->stream.events;
-    if (ex->stream.owner->request.background) return;
-    oai_refuse(&ex->error, 400, "invalid_value", NULL,
-               "The stream ends here: an event of it would be longer than %zu bytes. Please ask "
-               "for fewer choices, tokens or logprobs.",
-               OUT_BYTES_MAX);
-    exchange_cancel(ex);
-    buf_clear(&events->out);
-    stream_form(&ex->stream)->end(events, &ex->error);
-    ex->stream.ended = true;
-}
-
-static ssize_t read_event_stream(void *cls, uint64_t position, char *to, size_t max) {
-    struct exchange *ex = cls;
-    struct stream *stream = &ex->stream;
-    (void)position;
-    if (exchange_is_gone(ex) || ex->state == EXCHANGE_BACKGROUND)
-        return MHD_CONTENT_READER_END_WITH_ERROR;
-    if (stream->out_at < stream->events.out.size) return copy_events(ex, to, max);
-    if (stream->ended) return MHD_CONTENT_READER_END_OF_STREAM;
-    render_events(stream);
-    if (!stream->events.out.size && stream->ping)
-        buf_str(&stream->events.out,
-                stream_form(stream)->ping ? stream_form(stream)->ping : ": keepd\n\n");
-    stream->ping = false;
-    if (stream->events.out.full) end_too_long(ex);
-    if (stream->events.out.failed) {
-        exchange_gone(ex); /* out of memory: an incomplete event must not look like a whole one */
-        return MHD_CONTENT_READER_END_WITH_ERROR;
-    }
-    exchange_rendered(ex);
-    if (stream->events.out.size) return copy_events(ex, to, max);
-    if (stream->ended) return MHD_CONTENT_READER_END_OF_STREAM;
-    exchange_suspend(ex);
-    if (stream->events.tokens == stream->turn_end) exchange_resume(ex); /* others have their turn */
-    return 0;
-}
-
-/* A longer rest, or one for which the answers of others leave no memory, is rendered as its client
- * reads, which it must do at the rate of answers that wait in memory. A stream that still leaves
- * events out does so without its client, in turns. */
-void stream_hurry(struct exchange *ex) {
-    struct stream *stream = &ex->stream;
-    const struct buf *out = &stream->events.out;
-    const size_t most = out->size + OUT_BYTES_REST;
-    if (ex->state != EXCHANGE_SENDING || !has_finished(stream->owner) || stream->ended ||
-        stream->hurried || stream->events.sequence < stream->events.from)
-        return;
-    if (ledger_hold(&ex->server->ledger, &ex->entry, OUT_BYTES_REST) != LEDGER_HELD) return;
-    stream->hurried = true;
-    while (!stream->ended && !out->failed && out->size < most) append_events(stream, most);
-    if (out->failed)
-        exchange_gone(ex); /* as in the reader: a part of it may be sent */
-    else
-        exchange_rendered(ex);
-}
-
-int stream_queue(struct exchange *ex) {
-    struct stream *stream = &ex->stream;
-    struct MHD_Response *response = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK_BYTES,
-                                                                      read_event_stream, ex, NULL);
-    if (!response) return MHD_NO;
-    exchange_queued(ex);
-    stream->last_output_ns = clock_ns();
-    int rc = open_event_stream(stream, stream->owner ? stream->owner : ex);
-    const char *type = stream_form(stream)->stream_type;
-    MHD_add_response_header(response, "Content-Type",
-                            type ? type : "text/event-stream; charset=utf-8");
-    MHD_add_response_header(response, "Cache-Control", "no-cache");
-    MHD_add_response_header(response, "X-Accel-Buffering", "no");
-    http_add_common_headers(ex, response);
-    enum MHD_Result result =
-        rc ? MHD_NO : MHD_queue_response(ex->connection, MHD_HTTP_OK, response);
-    MHD_destroy_response(response);
-    return result;
 }
