@@ -19,28 +19,6 @@ static void each_stream(const struct evict_job *job, cpu_item *fn) {
     for (int stream = 0; stream < cache->streams; stream++) fn((void *)(uintptr_t)job, stream, 0);
 }
 
-/* ---- Selection ---- */
-
-/* The key decides for most entries; only ties read the page. */
-bool evict_reaches(const struct evict_job *job, int stream, const struct cpu_evict_cutoff *cutoff,
-                   int32_t index) {
-    uint32_t key = job->cache->keys[job->cache->evict[stream].first + (size_t)index];
-    if (key != cutoff->key) return key > cutoff->key;
-    const struct cpu_stream view = evict_stream(job, stream);
-    int32_t pos = cpu_cache_entry_pos(job->cache, &view, index);
-    if (pos != cutoff->pos) return pos > cutoff->pos;
-    return cpu_cache_model_stream(job->cache, stream) <= cutoff->stream;
-}
-
-static bool is_above(const struct evict_job *job, int stream, int32_t index) {
-    return evict_reaches(job, stream, &job->cache->evict[stream].cutoff, index);
-}
-
-bool evict_keeps(const struct evict_job *job, int stream, int32_t index) {
-    size_t at = job->cache->evict[stream].first + (size_t)index;
-    return job->cache->keys[at] >= job->least && is_above(job, stream, index);
-}
-
 /* ---- Scopes ---- */
 
 /* The cutoff of streams of this rank alone; no other rank is involved. */
@@ -92,7 +70,8 @@ static void count_best(void *arg, int stream, int worker) {
     const struct evict_job *job = arg;
     int32_t length = *cpu_cache_length(job->cache, job->due->slot, stream);
     int64_t count = 0;
-    for (int32_t i = 0; i < length; i++) count += is_above(job, stream, i);
+    for (int32_t i = 0; i < length; i++)
+        count += evict_reaches(job, stream, &job->cache->evict[stream].cutoff, i);
     job->cache->evict[stream].best = count;
 }
 

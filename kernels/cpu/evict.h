@@ -111,14 +111,27 @@ struct evict_search {
 /* Finds the cutoff of every scope; returns 0 or the communicator's error. */
 int evict_find_cutoffs(const struct evict_search *search);
 
-/* ---- Selection: evict.c ---- */
+/* ---- Selection ---- */
 
-/* Is entry `index` kept? Valid once the cutoffs are known and before anything moves. */
-bool evict_keeps(const struct evict_job *job, int stream, int32_t index);
+/* Returns whether the entry ranks at or above the cutoff. The key decides for most entries; only
+ * ties read the page. */
+static inline bool evict_reaches(const struct evict_job *job, int stream,
+                                 const struct cpu_evict_cutoff *cutoff, int32_t index) {
+    uint32_t key = job->cache->keys[job->cache->evict[stream].first + (size_t)index];
+    if (key != cutoff->key) return key > cutoff->key;
+    const struct cpu_stream view = evict_stream(job, stream);
+    int32_t pos = cpu_cache_entry_pos(job->cache, &view, index);
+    if (pos != cutoff->pos) return pos > cutoff->pos;
+    return cpu_cache_model_stream(job->cache, stream) <= cutoff->stream;
+}
 
-/* Does the entry rank at or above the cutoff? */
-bool evict_reaches(const struct evict_job *job, int stream, const struct cpu_evict_cutoff *cutoff,
-                   int32_t index);
+/* Returns whether entry `index` is kept. Valid once the cutoffs are known and before anything
+ * moves. */
+static inline bool evict_keeps(const struct evict_job *job, int stream, int32_t index) {
+    const struct cpu_evict_stream *plan = &job->cache->evict[stream];
+    return job->cache->keys[plan->first + (size_t)index] >= job->least &&
+           evict_reaches(job, stream, &plan->cutoff, index);
+}
 
 /* ---- Merging: merge.c ---- */
 

@@ -210,3 +210,17 @@ int oai_check_fields(const struct oai_kind *kind, const cJSON *body, bool strict
     }
     return 0;
 }
+
+const char *oai_left_out(const char *type) {
+    if (strstr(type, "image")) return "[An image was left out: this server reads text only.]";
+    if (strstr(type, "audio")) return "[A sound was left out: this server reads text only.]";
+    if (strstr(type, "video")) return "[A video was left out: this server reads text only.]";
+    if (strstr(type, "file") || strstr(type, "document"))
+        return "[A file was left out: this server reads text only.]";
+    return "[A part was left out: this server reads text only.]";
+}
+
+bool oai_has_role(const cJSON *message, const char *role) {
+    const cJSON *node = json_get(message, "role");
+    return cJSON_IsString(node) && strcmp(node->valuestring, role) == 0;
+}

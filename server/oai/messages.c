@@ -27,15 +27,6 @@ static int put_copy(cJSON *object, const cJSON *member, struct oai_error *error)
 
 /* --- content --- */
 
-const char *oai_left_out(const char *type) {
-    if (strstr(type, "image")) return "[An image was left out: this server reads text only.]";
-    if (strstr(type, "audio")) return "[A sound was left out: this server reads text only.]";
-    if (strstr(type, "video")) return "[A video was left out: this server reads text only.]";
-    if (strstr(type, "file") || strstr(type, "document"))
-        return "[A file was left out: this server reads text only.]";
-    return "[A part was left out: this server reads text only.]";
-}
-
 /* Returns the text of one part that is no picture, or NULL with *error. `result`: of a tool's
  * result parts that are not text are left out, because the client could not take the result back
  * and the dialogue would end. */
@@ -128,11 +119,6 @@ static int put_joined(cJSON *copy, struct content *content, struct oai_error *er
     cJSON *places = content->places;
     content->places = NULL;
     return put(copy, ENGINE_CHAT_PICTURE_ENDS, places, error);
-}
-
-bool oai_has_role(const cJSON *message, const char *role) {
-    const cJSON *node = json_get(message, "role");
-    return cJSON_IsString(node) && strcmp(node->valuestring, role) == 0;
 }
 
 /* Returns the content for a message of the assistant or of a tool that has none. keepd's own
