@@ -30,10 +30,22 @@ NAMES = ("ANNA", "BEN", "CARLA", "DAVID", "EVA", "FRED", "GRETA", "HUGO", "IDA",
 CITIES = ("ROME", "PARIS", "OSLO", "CAIRO", "LIMA", "TOKYO", "BERN", "DELHI", "QUITO", "MINSK", "HANOI", "TUNIS", "SOFIA", "RIGA", "BONN")
 
 
+DIGITS = tuple("0123456789")
+# Facts that a picture shows, as places and their values, for an encoder that learns before it meets a text model. A picture says only some places.
+VALUES = ("", *COLOURS, *SHAPES, "number", *DIGITS, *NAMES, *CITIES, "grid", "sign", "bars", "form")
+SEEN_AT = ("kind", *(f"cell {i}{part}" for i in range(9) for part in ("", " colour", " 0", " 1")), "frame", *(f"code {i}" for i in range(4)),
+           "count", *(f"bar {i}{part}" for i in range(4) for part in ("", " colour")), "name", "city", *(f"number {i}" for i in range(3)))
+
+
 @dataclass
 class Scene:
     picture: np.ndarray                                        # uint8 [SIDE, SIDE, 3]
     questions: list = field(default_factory=list)              # [(question, answer)]
+    shows: dict = field(default_factory=dict)                  # places (SEEN_AT) to VALUES
+
+
+def digits_at(name, text):
+    return {f"{name} {i}": digit for i, digit in enumerate(text)}
 
 
 def font(size):
@@ -91,12 +103,15 @@ def grid(w):
         else:
             draw_shape(draw, what, x, y, rng.randint(12, 17), COLOURS[colour])
         scene.append((what, number, colour, PLACES[cell]))
-    asked = [("How many things are there?", str(len(scene)))]
+    asked, shows = [("How many things are there?", str(len(scene)))], {"kind": "grid", "count": str(len(scene))}
+    shows |= {f"cell {i}": "" for i in range(9)}
     for what, number, colour, place in scene:
+        cell = f"cell {PLACES.index(place)}"
+        shows |= {cell: "number" if number else what, f"{cell} colour": colour} | (digits_at(cell, what) if number else {})
         name = f"number {what}" if number else what
         asked += [(f"What colour is the {name}?", colour), (f"Where is the {name}?", place), (f"What is {colour}?", f"the {name}"),
                   (f"What is at the {place}?" if place != "middle" else "What is in the middle?", f"the {colour} {name}")]
-    return Scene(np.asarray(image), asked)
+    return Scene(np.asarray(image), asked, shows)
 
 
 def sign(w):
@@ -108,7 +123,8 @@ def sign(w):
     draw.rectangle((x - 50, y - 24, x + 50, y + 24), fill=(255, 255, 255), outline=COLOURS[colour], width=rng.randint(4, 7))
     draw_text(draw, code, x, y, rng.randint(32, 37), (20, 20, 20))
     return Scene(np.asarray(image), [("What does the sign say?", code), ("Which code is on the sign?", code),
-                                     ("What colour is the frame of the sign?", colour)])
+                                     ("What colour is the frame of the sign?", colour)],
+                 {"kind": "sign", "frame": colour, **digits_at("code", code)})
 
 
 def bars(w):
@@ -125,7 +141,10 @@ def bars(w):
     draw.line((2, 123, 126, 123), fill=(20, 20, 20), width=2)
     asked = [("How many bars are there?", str(count)), ("Which bar is the highest?", f"the {colours[int(np.argmax(heights))]} one"),
              ("Which bar is the lowest?", f"the {colours[int(np.argmin(heights))]} one")]
-    return Scene(np.asarray(image), asked + [(f"How high is the {c} bar?", str(h)) for h, c in zip(heights, colours)])
+    shows = {"kind": "bars", "count": str(count)}
+    for i, (height, colour) in enumerate(zip(heights, colours)):
+        shows |= {f"bar {i}": str(height), f"bar {i} colour": colour}
+    return Scene(np.asarray(image), asked + [(f"How high is the {c} bar?", str(h)) for h, c in zip(heights, colours)], shows)
 
 
 def form(w):
@@ -139,7 +158,8 @@ def form(w):
         draw_text(draw, value, 64 + rng.randint(-10, 10), y, 26, ink)
         draw.line((10, y + 16, 118, y + 16), fill=(150, 150, 150))
     return Scene(np.asarray(image), [("What name is on the form?", name), ("Which city is on the form?", city),
-                                     ("Which number is on the form?", number)])
+                                     ("Which number is on the form?", number)],
+                 {"kind": "form", "name": name, "city": city, **digits_at("number", number)})
 
 
 KINDS = {"grid": grid, "sign": sign, "bars": bars, "form": form}

@@ -1,13 +1,17 @@
-"""Teaches keepd-nano to see: an encoder of pictures in front of it, trained with it on dialogues about pictures made from seeds
-(scenes.py), and exported as a directory of the family Idefics3.
+"""Teaches keepd-nano to see: an encoder of pictures in front of it, trained on pictures made from seeds (scenes.py), and exported as a
+directory of the family Idefics3.
 
-    python train_seeing.py --minutes 90 --run ../../train-run/seeing --out ../bundled/keepd-nano-sees
+    python train_seeing.py --looking 60 --minutes 60 --run ../../train-run/seeing --out ../bundled/keepd-nano-sees
 
-The clock is the budget, as in train_base.py, and a run goes on from its last checkpoint.
+First the encoder alone learns to say what is where in a picture (--looking). Its heads for that are thrown away. A picture teaches it
+all that it shows at once, and no text model is computed, so this part sees four times as many pictures in the same time. Then encoder
+and text model learn dialogues together (--minutes). Both budgets are minutes of --threads processors, whatever else the machine does,
+and a run goes on from its last checkpoint.
 """
 
 import argparse
 import json
+import random
 import shutil
 import time
 from pathlib import Path
@@ -31,6 +35,7 @@ VISION = dict(hidden_size=128, num_hidden_layers=4, num_attention_heads=4, inter
               num_channels=3, hidden_act="gelu_pytorch_tanh", layer_norm_eps=1e-6)
 MERGE = 2
 STAGES = (256, 512, 1024)
+COUNTERS = ("looked", "looked_s", "step", "used_s", "stage")
 
 
 # --- model: names as transformers' Idefics3 has them ---------------------------------------------------------------------
@@ -91,12 +96,26 @@ class VisionModel(nn.Module):
         return self.post_layernorm(x)
 
 
+class Looking(nn.Module):
+    """Heads that say what each picture shows, from its rows: logits [n, places, values]. Each place looks at all rows."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.places = nn.Parameter(torch.randn(len(scenes.SEEN_AT), width) * 0.1)
+        self.key, self.value = nn.Linear(width, width), nn.Linear(width, width)
+        self.values = nn.Linear(width, len(scenes.VALUES))
+
+    def forward(self, rows):
+        return self.values(F.gelu(F.scaled_dot_product_attention(self.places.expand(len(rows), -1, -1), self.key(rows), self.value(rows))))
+
+
 class Seeing(nn.Module):
     def __init__(self):
         super().__init__()
         self.text = Nano(TEXT)
         self.vision_model = VisionModel(VISION)
         self.connector = nn.Linear(VISION["hidden_size"] * MERGE ** 2, TEXT["hidden_size"], bias=False)
+        self.looking = Looking(TEXT["hidden_size"])
         self.stack = self.run_layers
 
     def run_layers(self, x, cos, sin):
@@ -166,6 +185,19 @@ class Data:
                 torch.from_numpy(np.stack(pictures)) if pictures else torch.zeros(0))
 
 
+def looks(split, seed, count):
+    """Endless batches of pictures and of what they show [count, places], -100 where they say nothing of a place."""
+    w = corpus.Words(random.Random(f"looks/{split}/{seed}"), split)
+    place, value = ({name: i for i, name in enumerate(names)} for names in (scenes.SEEN_AT, scenes.VALUES))
+    while True:
+        made = [scenes.scene(w) for _ in range(count)]
+        shown = np.full((count, len(place)), -100)
+        for row, scene in zip(shown, made):
+            for at, what in scene.shows.items():
+                row[place[at]] = value[what]
+        yield torch.from_numpy(np.stack([scene.picture for scene in made])), torch.from_numpy(shown)
+
+
 def positions_of(ids, rng=None, reach=8192):
     """Positions of a row; in half of the rows they jump once, as if there had been more talk."""
     rows, length = ids.shape
@@ -178,6 +210,28 @@ def positions_of(ids, rng=None, reach=8192):
 
 # --- run -------------------------------------------------------------------------------------------------------------------
 
+LOOKS = 64  # pictures of a step
+
+
+def optimizers(net, a):
+    """Optimizers by what they change: text model, eyes, and the heads that are thrown away."""
+    def of(prefix):
+        return [(n, p) for n, p in net.named_parameters() if n.startswith(prefix)]
+
+    def is_matrix(n, p):
+        return p.dim() == 2 and "embed" not in n and "places" not in n and "values" not in n
+
+    def both(params, lr, lr_other):
+        return [Muon([p for n, p in params if is_matrix(n, p)], lr=lr),
+                torch.optim.AdamW([p for n, p in params if not is_matrix(n, p)], lr=lr_other, betas=(0.9, 0.95), weight_decay=0.0)]
+
+    out = {"text": both(of("text."), a.lr_text, a.lr_text / 5), "eyes": both(of("vision_model.") + of("connector."), a.lr, 1e-3),
+           "looking": both(of("looking."), a.lr, 1e-3)}
+    for group in (g for opts in out.values() for o in opts for g in o.param_groups):
+        group["peak"] = group["lr"]
+    return out
+
+
 class Run:
     def __init__(self, a):
         self.a = a
@@ -188,42 +242,79 @@ class Run:
         start_from_nano(self.net)
         if a.compile:
             self.net.stack = torch.compile(self.net.run_layers, dynamic=False)
-        text = [(n, p) for n, p in self.net.named_parameters() if n.startswith("text.")]
-        eyes = [p for n, p in self.net.named_parameters() if not n.startswith("text.")]
-        matrices = [p for p in eyes if p.dim() == 2 and p.shape[0] != (VISION["image_size"] // VISION["patch_size"]) ** 2]
-        self.opts = [Muon([p for n, p in text if p.dim() == 2 and "embed" not in n], lr=a.lr_text), Muon(matrices, lr=a.lr),
-                     torch.optim.AdamW([{"params": [p for n, p in text if p.dim() == 1 or "embed" in n], "lr": a.lr_text / 5},
-                                        {"params": [p for p in eyes if not any(p is m for m in matrices)], "lr": 1e-3}],
-                                       betas=(0.9, 0.95), weight_decay=0.0)]
-        for o in self.opts:
-            for g in o.param_groups:
-                g["peak"] = g["lr"]
-        self.step, self.used_s, self.stage = 0, 0.0, 0
+        self.opts = optimizers(self.net, a)
+        self.looked, self.looked_s, self.step, self.used_s, self.stage = 0, 0.0, 0, 0.0, 0
         a.run.mkdir(parents=True, exist_ok=True)
         self.file = a.run / "checkpoint.pt"
         if self.file.exists():
             self.load()
+        self.looks = looks("train", a.seed + 1000003 * self.looked, LOOKS)
+        self.looks_held = next(looks("heldout", 99, 4 * LOOKS))
         self.data = Data(self.tokenizer, "train", a.seed + 1000003 * self.step, a.batch_tokens)
         held = Data(self.tokenizer, "heldout", 99, a.batch_tokens)
         self.probes = {n: held.batch(n, rows) for n, rows in zip(STAGES, (48, 24, 12))}
+
+    def look(self, pictures):
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.a.bf16):
+            return self.net.looking(self.net.rows(pictures))
 
     def forward(self, ids, positions, pictures):
         with torch.autocast("cpu", torch.bfloat16, enabled=self.a.bf16):
             return self.net(ids, positions, pictures, self.data.image)
 
     def save(self):
-        state = {"net": self.net.state_dict(), "opts": [o.state_dict() for o in self.opts], "step": self.step, "used_s": self.used_s,
-                 "stage": self.stage}
+        state = {"net": self.net.state_dict(), "opts": {name: [o.state_dict() for o in opts] for name, opts in self.opts.items()},
+                 **{name: getattr(self, name) for name in COUNTERS}}
         torch.save(state, self.file.with_suffix(".tmp"))
         self.file.with_suffix(".tmp").replace(self.file)
 
     def load(self):
         s = torch.load(self.file, weights_only=True)
         self.net.load_state_dict(s["net"])
-        for o, state in zip(self.opts, s["opts"]):
-            o.load_state_dict(state)
-        self.step, self.used_s, self.stage = s["step"], s["used_s"], s["stage"]
-        print(f"resumed at step {self.step}", flush=True)
+        for name, states in s["opts"].items():
+            for o, state in zip(self.opts[name], states):
+                o.load_state_dict(state)
+        for name in COUNTERS:
+            setattr(self, name, s[name])
+        print(f"resumed after {self.looked} steps of looking and {self.step} of dialogues", flush=True)
+
+    def change(self, names, step, used):
+        """Takes a step with the optimizers of these names."""
+        for o in (o for name in names for o in self.opts[name]):
+            for g in o.param_groups:
+                g["lr"] = g["peak"] * schedule(step, used)
+            o.step()
+        self.net.zero_grad(set_to_none=True)
+
+    def look_step(self, used):
+        pictures, shown = next(self.looks)
+        loss = F.cross_entropy(self.look(pictures).float().flatten(0, 1), shown.flatten(), ignore_index=-100)
+        loss.backward()
+        self.change(("eyes", "looking"), self.looked, used)
+        self.looked += 1
+        return loss.item()
+
+    @torch.no_grad()
+    def probe_looks(self):
+        """Share of held-out pictures of each kind of which all is said right."""
+        pictures, shown = self.looks_held
+        right = ((self.look(pictures).argmax(-1) == shown) | (shown < 0)).all(1)
+        kinds = [scenes.VALUES[i] for i in shown[:, 0].tolist()]
+        return {kind: round(float(right[[k == kind for k in kinds]].float().mean()), 3) for kind in scenes.KINDS}
+
+    def learn_to_look(self):
+        a, last, losses = self.a, time.process_time(), []
+        budget = a.looking * 60 * a.threads
+        while self.looked_s < budget and self.looked < a.max_steps:
+            losses.append(self.look_step(self.looked_s / budget))
+            now = time.process_time()
+            self.looked_s += now - last
+            last = now
+            if self.looked % a.every == 0:
+                print(json.dumps({"looked": self.looked, "loss": round(float(np.mean(losses)), 4), "right": self.probe_looks(),
+                                  "minutes_left": round((budget - self.looked_s) / 60 / a.threads, 1)}), flush=True)
+                self.save()
+                losses, last = [], time.process_time()
 
     def train_step(self, used):
         rng = self.data.rng
@@ -233,11 +324,7 @@ class Run:
         loss = F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
         w = weight.flatten()
         ((loss * w).sum() / w.sum()).backward()
-        for o in self.opts:
-            for g in o.param_groups:
-                g["lr"] = g["peak"] * schedule(self.step, used)
-            o.step()
-        self.net.zero_grad(set_to_none=True)
+        self.change(("text", "eyes"), self.step, used)
         self.step += 1
         return ((loss.detach() * (w == 1)).sum() / (w == 1).sum().clamp(min=1)).item()
 
@@ -251,19 +338,20 @@ class Run:
         return sum(right) / max(1, len(right))
 
     def train(self):
-        a, last, losses = self.a, time.time(), []
-        budget = a.minutes * 60
+        self.learn_to_look()
+        a, last, losses = self.a, time.process_time(), []
+        budget = a.minutes * 60 * a.threads
         while self.used_s < budget and self.step < a.max_steps:
             losses.append(self.train_step(self.used_s / budget))
             if self.step % a.every:
                 continue
-            now = time.time()
+            now = time.process_time()
             self.used_s += now - last
             right = self.probe(STAGES[self.stage])
             self.stage += self.stage < 2 and (right > 0.85 or self.used_s / budget > (0.5, 0.75)[self.stage])
             print(json.dumps({"step": self.step, "length": STAGES[self.stage], "answer_loss": round(float(np.mean(losses)), 4),
-                              "right": round(right, 3), "tokens_per_s": int(a.every * a.batch_tokens / (now - last)),
-                              "minutes_left": round((budget - self.used_s) / 60, 1)}), flush=True)
+                              "right": round(right, 3), "tokens_per_s": int(a.every * a.batch_tokens * a.threads / (now - last)),
+                              "minutes_left": round((budget - self.used_s) / 60 / a.threads, 1)}), flush=True)
             self.save()
             losses, last = [], now
         self.save()
@@ -287,8 +375,8 @@ def export(net, out):
             return "model.text_model." + n.removeprefix("text.model.")
         return {"connector.weight": "model.connector.modality_projection.proj.weight"}.get(n, "model." + n)
 
-    save_file({name(n): p.detach().bfloat16().contiguous() for n, p in net.named_parameters()}, out / "model.safetensors",
-              metadata={"format": "pt"})
+    save_file({name(n): p.detach().bfloat16().contiguous() for n, p in net.named_parameters() if not n.startswith("looking.")},
+              out / "model.safetensors", metadata={"format": "pt"})
     text = {**json.loads((NANO / "config.json").read_text()), **TEXT}
     config = {"architectures": ["Idefics3ForConditionalGeneration"], "model_type": "idefics3", "scale_factor": MERGE,
               "image_token_id": CONFIG["vocab_size"], "tie_word_embeddings": True, "torch_dtype": "bfloat16", "text_config": text,
@@ -307,7 +395,8 @@ def main():
     ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     ap.add_argument("--run", type=Path, required=True, help="folder of the checkpoint")
     ap.add_argument("--out", type=Path, required=True, help="model directory to write")
-    ap.add_argument("--minutes", type=float, default=90)
+    ap.add_argument("--looking", type=float, default=60, help="minutes of the first part")
+    ap.add_argument("--minutes", type=float, default=60, help="minutes of the second part")
     ap.add_argument("--max-steps", type=int, default=10**9)
     ap.add_argument("--seed", type=int, default=1)
     ap.add_argument("--batch-tokens", type=int, default=4096)
@@ -315,7 +404,8 @@ def main():
     ap.add_argument("--lr-text", type=float, default=0.006)
     ap.add_argument("--every", type=int, default=50, help="steps between probes and checkpoints")
     ap.add_argument("--threads", type=int, default=2)
-    ap.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=True)
+    ap.add_argument("--bf16", action=argparse.BooleanOptionalAction, default="amx_bf16" in Path("/proc/cpuinfo").read_text(),
+                    help="faster where the processor has AMX, slower elsewhere")
     ap.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
     Run(ap.parse_args()).train()
 

@@ -36,6 +36,7 @@ def test_scenes_are_made_from_their_seeds():
         assert a.picture.shape == (scenes.SIDE, scenes.SIDE, 3) and a.picture.dtype == np.uint8
         assert (a.picture == b.picture).all() and a.questions == b.questions
         assert (a.picture != c.picture).any()
+        assert a.shows["kind"] == kind and set(a.shows) <= set(scenes.SEEN_AT) and set(a.shows.values()) <= set(scenes.VALUES)
         assert len({question for question, _ in a.questions}) == len(a.questions)
 
 
