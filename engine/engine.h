@@ -291,6 +291,7 @@ struct engine_fitted {
  * them. Memory: that of the model, one text's cache, and at most ENGINE_FIT_BYTES of measurements;
  * with a work file that of one text instead, until the model is closed, and then of all of them, at
  * most what the model took, ENGINE_FIT_BYTES more, and ENGINE_FIT_FILE_BYTES.
+ * Texts with pictures also take the encoder, and the rows of one text's tiles.
  * On failure fault->field is as in engine_open, or "text" or "out", and nothing is written. */
 #define ENGINE_FIT_BYTES      ((size_t)160 << 20)
 #define ENGINE_FIT_FILE_BYTES ((size_t)768 << 20)
