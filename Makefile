@@ -79,8 +79,7 @@ check: ## run everything that `make test` omits: kernels with sanitizers, thread
 	@tools/install-deps check
 	@tools/install-deps package
 	@$(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory build
-	@$(MAKE) --no-print-directory package
+	@$(MAKE) --no-print-directory package # and with it build/keepd, for other processors, too
 	@tools/build release keepd-fake load
 	@tools/build dev check_programs
 	@$(MAKE) --no-print-directory -j$(STAGES_AT_ONCE) $(STAGES:%=check-%)
