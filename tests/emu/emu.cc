@@ -150,6 +150,7 @@ struct machine {
 #if WITH_ASAN
     const void *main_stack;
     size_t main_stack_bytes;
+    bool torn; /* a launch has failed, and left its fibers in the middle of their work */
 #endif
 } m;
 
@@ -417,7 +418,10 @@ void run_fibers() {
 void make_stack(fiber &f, size_t index) {
     f.stack = m.stacks + index * (STACK_BYTES + MEMORY_PAGE) + MEMORY_PAGE;
 #if WITH_ASAN
-    __asan_unpoison_memory_region(f.stack, STACK_BYTES); /* frames that were left, not unwound */
+    /* Frames that were left, not unwound: that of fiber_main or, in a launch that failed, any. Each
+     * block makes its stacks anew, so clearing them whole would take longer than most blocks. */
+    const size_t left = m.torn ? STACK_BYTES : 2 * MEMORY_PAGE;
+    __asan_unpoison_memory_region(f.stack + STACK_BYTES - left, left);
 #endif
 #if defined(__x86_64__)
     /* Stacks that all began at one offset of a page would compete for the same lines of a cache. */
@@ -645,6 +649,9 @@ const char *emu_run(const char *name, dim3 grid, int threads, size_t shared, voi
     if (m.hidden) hide_buffers(false);
     m.running = nullptr;
     emu_self = nullptr;
+#if WITH_ASAN
+    m.torn |= m.failed;
+#endif
     return m.failed ? m.report : nullptr;
 }
 
