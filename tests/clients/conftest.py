@@ -3,6 +3,7 @@ come. One file per client. Needs tests/clients/requirements.txt (tools/venv clie
 import contextlib
 import importlib.util
 import ipaddress
+import json
 import os
 import pathlib
 import shutil
@@ -13,13 +14,15 @@ import sys
 import pytest
 
 os.environ.update(LITELLM_LOCAL_MODEL_COST_MAP="True", LANGSMITH_TRACING="false", OTEL_SDK_DISABLED="true",
-                  HF_HUB_OFFLINE="1", NO_PROXY="127.0.0.1")
+                  HF_HUB_OFFLINE="1", HAYSTACK_TELEMETRY_ENABLED="False", NO_PROXY="127.0.0.1")
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 KEY = "s3cret"
 GARAGE = ("My sister Nora lives in Lisbon. The code of the garage is 4815.", "Noted.", "What is the code of the garage?")
 WEATHER = {"city": "Lisbon"}
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Lisbon"}}\n</tool_call>'
+QUESTION, RAIN, ADVICE = "Shall I take an umbrella to Lisbon?", "It rains in Lisbon.", "Take an umbrella."
+SNOW_QUESTION, SNOW = "How is it in Oslo?", "It snows in Oslo."
 
 HERMES = """{%- if tools %}<|im_start|>system
 {{ tools | tojson }}<tool_call>
@@ -129,6 +132,23 @@ def mistral(tmp_path_factory):
 def caller():
     """A model that repeats the last user message, so that CALL becomes a call of a tool."""
     yield from run_daemon("--api-key", KEY, binary="server/keepd-fake", env={"KEEPD_FAKE_TOOLS": "hermes"})
+
+
+def write_call(name, **arguments):
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+@pytest.fixture(scope="session")
+def scripted(tmp_path_factory):
+    """A model that calls a tool when it is asked one of the questions above, and answers when it has the result."""
+    path = tmp_path_factory.mktemp("scripted") / "script.json"
+    path.write_text(json.dumps([
+        [RAIN, ADVICE], [SNOW, write_call("final_answer", answer=SNOW)],
+        [QUESTION, CALL], [SNOW_QUESTION, write_call("get_weather", city="Oslo")],
+        ["Answer with code.", "Thought: I ask the tool.\n<code>\nfinal_answer(get_weather(city='Lisbon'))\n</code> and more"],
+        ["Ask the forecaster.", write_call("transfer_to_forecaster")]]))
+    yield from run_daemon("--api-key", KEY, "--max-model-len", "100000", binary="server/keepd-fake",
+                          env={"KEEPD_FAKE_TOOLS": "hermes", "KEEPD_FAKE_SCRIPT": str(path)})
 
 
 @pytest.fixture
