@@ -144,7 +144,7 @@ extern const struct oai_kind oai_chat, oai_completion, oai_native, oai_infill, o
     oai_detokenize, oai_template, oai_responses, oai_messages, oai_count_tokens, oai_chat_count,
     oai_invocation, oai_embeddings, oai_rerank, oai_rerank_v2, oai_score, oai_ollama_chat,
     oai_load_adapter, oai_unload_adapter, oai_ollama_generate, oai_ollama_embed,
-    oai_ollama_embeddings, oai_ollama_show_kind;
+    oai_ollama_embeddings, oai_ollama_show_kind, oai_response_count;
 /* Gives the error's field the name that the request's client knows. */
 void oai_rename_field(const struct oai_request *request, struct oai_error *error);
 /* Returns the form of errors for a path that is a row's with another method, or that is no route

@@ -28,6 +28,7 @@ static const struct oai_kind *const kinds[] = {
     &oai_ollama_show_kind,
     &oai_load_adapter,
     &oai_unload_adapter,
+    &oai_response_count,
 };
 
 const struct oai_kind *oai_kind_at(int index) {

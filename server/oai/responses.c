@@ -731,16 +731,33 @@ static int read_background(struct oai_rewrite *w) {
     return 0;
 }
 
-static int parse(struct oai_reader *r) {
-    struct oai_rewrite w;
-    if (oai_rewrite_open(&w, r) || read_owner(&w) || check_repeated(&w) ||
-        oai_rewrite_tools(&w, add_tool) || read_items(&w) || read_choice(&w) || read_shape(&w) ||
+/* Reads what makes the prompt. */
+static int read_prompt_of(struct oai_rewrite *w, struct oai_reader *r) {
+    if (oai_rewrite_open(w, r) || read_owner(w) || check_repeated(w) ||
+        oai_rewrite_tools(w, add_tool) || read_items(w) || read_choice(w) || read_shape(w) ||
         oai_read_messages(r))
         return -1;
+    r->out->prompt_field = "input";
+    return 0;
+}
+
+static int parse(struct oai_reader *r) {
+    struct oai_rewrite w;
+    if (read_prompt_of(&w, r)) return -1;
     r->out->split_reasoning = true;
     if (oai_read_tools(r) || oai_read_generation(r) || read_background(&w)) return -1;
-    r->out->prompt_field = "input";
     return keep_repeated(&w);
+}
+
+static int parse_input_count(struct oai_reader *r) {
+    struct oai_rewrite w;
+    return read_prompt_of(&w, r);
+}
+
+static void answer_input_count(struct buf *out, const struct oai_rules *rules,
+                               const struct oai_request *request, const struct engine_ids *ids) {
+    (void)rules, (void)request;
+    buf_fmt(out, "{\"object\":\"response.input_tokens\",\"input_tokens\":%zu}", ids->count);
 }
 
 const struct oai_kind oai_responses = {
@@ -750,5 +767,15 @@ const struct oai_kind oai_responses = {
     .fields = fields,
     .parse = parse,
     .form = &oai_response_form,
+    .aliases = aliases,
+};
+
+const struct oai_kind oai_response_count = {
+    .path = "/v1/responses/input_tokens",
+    .schema = "ResponseRequest",
+    .groups = OAI_FIELDS_ANY | OAI_FIELDS_GENERATION,
+    .fields = fields,
+    .parse = parse_input_count,
+    .answer = answer_input_count,
     .aliases = aliases,
 };

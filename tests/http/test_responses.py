@@ -96,6 +96,8 @@ def test_the_prompt_is_that_of_a_chat(shared):
     chat = shared.post("/v1/chat/completions", {"messages": messages, "temperature": 0, "max_tokens": 40}).json()
     answer = ask(shared, items, instructions="Be brief.")
     assert answer["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
+    count = shared.post("/v1/responses/input_tokens", {"input": items, "instructions": "Be brief.", "tools": []})
+    assert count.status_code == 200 and count.json() == {"object": "response.input_tokens", "input_tokens": answer["usage"]["input_tokens"]}
     messages += [{"role": "assistant", "content": "the same prompt"}, {"role": "user", "content": "more"}]
     more = shared.post("/v1/chat/completions", {"messages": messages, "temperature": 0, "max_tokens": 40}).json()
     assert more["usage"]["prompt_tokens_details"]["cached_tokens"] >= answer["usage"]["total_tokens"] - 1
@@ -243,6 +245,8 @@ def test_previous_response(shared):
     second = ask(shared, "And yours?", previous_response_id=first["id"])
     usage = second["usage"]
     assert second["previous_response_id"] == first["id"]
+    count = shared.post("/v1/responses/input_tokens", {"input": "And yours?", "previous_response_id": first["id"]}).json()
+    assert count["input_tokens"] == second["usage"]["input_tokens"]
     assert usage["input_tokens_details"]["cached_tokens"] >= first["usage"]["total_tokens"] - 1
     assert usage["input_tokens"] > first["usage"]["total_tokens"]
     third = ask(shared, [{"role": "user", "content": "Well?"}], previous_response_id=second["id"])
