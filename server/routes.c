@@ -651,12 +651,20 @@ static const char *allow_also(const char *allow, const char *method) {
     return strcmp(method, "GET") == 0 ? "GET, HEAD" : method;
 }
 
+/* Returns whether a route has this very path: it goes before those that end with an id. */
+static bool is_route(const char *path, struct route *route) {
+    int i = 0;
+    while (route_at(i, route) && (route->end != ROUTE_WHOLE || !path_matches(route, path))) i++;
+    return route_at(i, route);
+}
+
 const struct route *route_find(const char *path, const char *method, struct route *route,
                                const char **allow) {
     *allow = NULL;
+    const bool whole = is_route(path, route);
     if (strcmp(method, "HEAD") == 0) method = "GET"; /* libmicrohttpd omits the body */
     for (int i = 0; route_at(i, route); i++) {
-        if (!path_matches(route, path)) continue;
+        if (!path_matches(route, path) || (whole && route->end != ROUTE_WHOLE)) continue;
         if (strcmp(route->method, method) == 0) return route;
         *allow = allow_also(*allow, route->method);
     }
