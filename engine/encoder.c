@@ -14,10 +14,6 @@ static bool is_asked_for(const struct engine_options *options) {
 }
 
 static int check_encoder_place(const struct encoder_side *side, struct fault *fault) {
-    if (side->kern->ops->cache_fit)
-        return fault_set(fault, ERR_UNSUPPORTED, "mmproj",
-                         "pictures are encoded for models on the CPU alone so far, and the model "
-                         "runs on a GPU");
     if (model_config(side->model)->both_ways)
         return fault_set(fault, ERR_UNSUPPORTED, "mmproj",
                          "%s models make vectors of texts: they take no pictures",
@@ -37,9 +33,15 @@ static int open_kerns(const struct encoder_side *side, int replicas, struct kern
 }
 
 /* Text models of the same width may be of another family: their answers would be about nothing. */
-static int check_text_model(const struct model_config *text, const struct vision_config *encoder,
+static int check_text_model(const struct encoder_side *side, const struct vision_config *encoder,
                             struct fault *fault) {
-    if (encoder->axes != AXES_ONE && encoder->axes != text->axes_order)
+    const struct model_config *text = model_config(side->model);
+    if (encoder->form.together && side->kern->ops->cache_fit)
+        return fault_set(fault, ERR_UNSUPPORTED, "mmproj",
+                         "rows of a picture see each other in %s models, which only the CPU "
+                         "computes so far, and the model runs on a GPU",
+                         text->family);
+    if (encoder->axes != text->axes_order)
         return fault_set(fault, ERR_UNSUPPORTED, "mmproj",
                          "the encoder is for another family of models than %s: places of its "
                          "pictures' tokens are rotated otherwise",
@@ -64,7 +66,7 @@ static int load_encoder(const struct encoder_side *side, struct kern *kern, stru
     if (kern->ops->bind) kern->ops->bind(kern);
     int rc = vision_open(kern, &options, out, fault);
     if (rc != 0 || !*out) return rc;
-    return check_text_model(text, vision_config(*out), fault);
+    return check_text_model(side, vision_config(*out), fault);
 }
 
 int encoder_open_alone(const struct encoder_side *side, struct encoder *out, struct fault *fault) {
@@ -99,6 +101,18 @@ static int check_step_rows(const struct engine *e, struct fault *fault) {
                      e->options.max_num_seqs, least);
 }
 
+/* Families whose places are alike have other marks of pictures. */
+static int check_mark(const struct engine *e, struct fault *fault) {
+    const struct model_config *text = model_config(e->replicas[0].model);
+    const enum picture_kind kind = vision_config(e->replicas[0].encoder.vision)->form.kind;
+    struct fault why = {0};
+    int rc = text_check_pictures(&e->text, kind, &why);
+    return rc == 0 ? 0
+                   : fault_set(fault, rc, "mmproj",
+                               "the encoder is for another family of models than %s: %s",
+                               text->family, why.text);
+}
+
 static void close_encoders(struct engine *e) {
     for (int i = e->replica_count - 1; i >= 0; i--) encoder_close(&e->replicas[i].encoder);
     e->encoder = (struct encoder_plan){0};
@@ -112,7 +126,8 @@ static int open_encoders(struct engine *e, const struct encoder_side *side, stru
     if (rc == 0) rc = load_encoder(side, first->kern, NULL, &first->vision, fault);
     if (rc != 0) return rc;
     CHECK(first->vision);
-    rc = check_step_rows(e, fault);
+    rc = check_mark(e, fault);
+    if (rc == 0) rc = check_step_rows(e, fault);
     if (rc != 0) return rc;
     plan_tiles(e);
     for (int i = 1; i < e->replica_count && rc == 0 && !e->options.check_only; i++) {

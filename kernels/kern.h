@@ -411,8 +411,8 @@ struct kern_batch {
     int span_count;
     const struct kern_given *given; /* [given_count]; of them backends read `together` alone */
     int given_count;
-    /* [rows] where a row's three places differ; backends on a device refuse them (CHECK). NULL: a
-     * row's places are its position less what its span is behind. */
+    /* [rows] where a row's three places differ. NULL: a row's places are its position less what its
+     * span is behind. */
     const struct kern_place *places;
 };
 

@@ -76,7 +76,7 @@ struct vision_config {
     int text_width;       /* numbers of an embedding of the text model */
     int deep; /* further embeddings of a row, for the text model's first layers; see kern_given */
     int deep_layers[VISION_DEEP_MAX]; /* [deep] layers behind which these are made, ascending */
-    enum model_axes axes;             /* the text model has these; AXES_ONE: any */
+    enum model_axes axes;             /* the text model has these */
     float eps;                        /* added in norms */
 };
 

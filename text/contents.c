@@ -184,8 +184,9 @@ int contents_expand(struct chat_text *rendered, const struct text_pictures *pict
 
 /* --- rows --- */
 
-static int find_mark_id(const struct tok *tok, const char *mark, struct arena *arena, int32_t *id,
-                        struct fault *fault) {
+int contents_find_mark(const struct tok *tok, enum picture_kind kind, struct arena *arena,
+                       int32_t *id, struct fault *fault) {
+    const char *mark = picture_mark(kind);
     struct tok_ids ids = {0};
     int rc = tok_encode(tok, mark, strlen(mark), TOK_SPECIALS, NULL, 0, 16, arena, &ids, fault);
     if (rc) return rc;
@@ -207,7 +208,7 @@ int contents_find_rows(const struct tok *tok, const struct tok_ids *ids,
     size_t at = 0;
     int32_t id = -1;
     size_t runs = 0;
-    int rc = find_mark_id(tok, mark, arena, &id, fault);
+    int rc = contents_find_mark(tok, pictures->kind, arena, &id, fault);
     for (int i = 0; i < pictures->count; i++) {
         const struct picture *picture = pictures->pictures[i];
         const int run = picture_run(pictures->kind, picture);

@@ -17,6 +17,10 @@ bool contents_divide(cJSON *context, bool lists);
 int contents_expand(struct chat_text *rendered, const struct text_pictures *pictures,
                     struct arena *arena, struct fault *fault);
 
+/* Finds the token that stands for a picture. ERR_UNSUPPORTED: the vocabulary has none. */
+int contents_find_mark(const struct tok *tok, enum picture_kind kind, struct arena *arena,
+                       int32_t *id, struct fault *fault);
+
 /* Finds the rows of the pictures' tiles in the tokens, pictures->rows. ERR_INVALID: they have not
  * as many marks as the pictures have rows. */
 int contents_find_rows(const struct tok *tok, const struct tok_ids *ids,

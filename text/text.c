@@ -565,6 +565,15 @@ static int text_encode_rendered(const struct text *text, const struct chat_text 
                       rendered->untrusted_count, max_ids, arena, out, fault);
 }
 
+int text_check_pictures(const struct text *text, enum picture_kind kind, struct fault *fault) {
+    struct arena arena;
+    int32_t id;
+    arena_open(&arena, 1 << 16);
+    int rc = contents_find_mark(text->tok, kind, &arena, &id, fault);
+    arena_close(&arena);
+    return rc;
+}
+
 int text_render_chat(const struct text *text, const cJSON *context, struct text_pictures *pictures,
                      size_t max_ids, struct arena *arena, struct tok_ids *out,
                      struct fault *fault) {

@@ -47,6 +47,9 @@ struct text_pictures {
     int row_count;
 };
 
+/* Checks that the vocabulary has the token that stands for a picture: ERR_UNSUPPORTED. */
+int text_check_pictures(const struct text *text, enum picture_kind kind, struct fault *fault);
+
 /* Renders a chat and tokenises it; `pictures` NULL: it has none. In the rows of pictures the tokens
  * are the model's mark. ERR_INVALID with the field "messages[I].role": the template
  * leaves out the messages of this role, or does not name it; it is not one of OpenAI's. ERR_LIMIT

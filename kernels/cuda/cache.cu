@@ -181,11 +181,13 @@ static void append(struct cuda *cuda, const struct kern_batch *batch) {
 /* ---- The batch on the device ---- */
 
 static bool same_batch(const struct step *step, const struct kern_batch *batch) {
-    if (step->rows != batch->rows || step->span_count != batch->span_count || !step->host)
+    if (step->rows != batch->rows || step->span_count != batch->span_count || !step->host ||
+        step->batch_places != batch->places)
         return false;
     for (int i = 0; i < batch->span_count; i++) {
         const struct kern_span *a = &step->host[i], *b = &batch->spans[i];
-        if (a->slot != b->slot || a->row != b->row || a->count != b->count || a->pos != b->pos)
+        if (a->slot != b->slot || a->row != b->row || a->count != b->count || a->pos != b->pos ||
+            a->behind != b->behind)
             return false;
     }
     return true;
@@ -201,16 +203,18 @@ static void keep_host_spans(struct step *step, const struct kern_batch *batch) {
     memcpy(step->host, batch->spans, (size_t)batch->span_count * sizeof *step->host);
     step->rows = batch->rows;
     step->span_count = batch->span_count;
+    step->batch_places = batch->places;
 }
 
 /* Host arrays of one batch, consecutive in one allocation: spans, tiles of each kind of heads, then
- * the int32s. */
+ * the int32s, of which places are three for each row. */
 struct lists {
     char *mem;
     size_t bytes;
     struct prefill_tile *tiles[KINDS_MAX];
     struct span *spans;
     int32_t *row_span, *decode;
+    struct kern_place *places; /* NULL: the batch has none */
 };
 
 /* The most tiles of a kind. */
@@ -226,6 +230,7 @@ static struct lists alloc_lists(const struct cuda *cuda, const struct kern_batch
     for (int k = 0; k < cuda->kind_count; k++) tiles += tiles_most(&cuda->kinds[k], batch);
     l.bytes =
         tiles * sizeof *l.tiles[0] + spans * sizeof *l.spans + (rows + spans) * sizeof(int32_t);
+    if (batch->places) l.bytes += rows * sizeof *l.places;
     l.mem = static_cast<char *>(mem_must_alloc(l.bytes, 1));
     l.spans = reinterpret_cast<struct span *>(l.mem);
     struct prefill_tile *next = reinterpret_cast<struct prefill_tile *>(l.spans + spans);
@@ -235,6 +240,10 @@ static struct lists alloc_lists(const struct cuda *cuda, const struct kern_batch
     }
     l.row_span = reinterpret_cast<int32_t *>(next);
     l.decode = l.row_span + rows;
+    if (batch->places) {
+        l.places = reinterpret_cast<struct kern_place *>(l.decode + spans);
+        memcpy(l.places, batch->places, rows * sizeof *l.places);
+    }
     return l;
 }
 
@@ -249,6 +258,7 @@ static void stage_lists(struct cuda *cuda, const struct lists *l) {
         step->tiles[k].list = reinterpret_cast<const struct prefill_tile *>(place(l->tiles[k]));
     step->row_span = reinterpret_cast<const int32_t *>(place(l->row_span));
     step->decode = reinterpret_cast<const int32_t *>(place(l->decode));
+    step->places = l->places ? reinterpret_cast<const struct kern_place *>(place(l->places)) : NULL;
 }
 
 static struct span make_span(const struct cuda *cuda, const struct kern_span *from) {
@@ -258,6 +268,7 @@ static struct span make_span(const struct cuda *cuda, const struct kern_span *fr
     s.row = from->row;
     s.count = from->count;
     s.pos = from->pos;
+    s.place = from->pos - from->behind;
     s.window = rule_window(from->rule);
     s.ring = s.window > 0 ? slot->ring : NULL;
     s.adds = rule_adds(from->rule);

@@ -72,6 +72,7 @@ static void op_close(struct kern *kern) {
         for (struct cuda_rope &rope : cuda->ropes) {
             device_free(cuda->device, rope.angles.mem);
             device_free(cuda->device, rope.freq);
+            device_free(cuda->device, rope.axes);
         }
     }
     cuda->comm->ops->close(cuda->comm); /* queues work on the device */
@@ -96,6 +97,7 @@ static struct kern_ops make_table(const char *name) {
     t.embed = op_embed;
     t.rms_norm = op_rms_norm;
     t.matmul = op_matmul;
+    t.add = op_add;
     t.add_norm = op_add_norm;
     t.soft_cap = op_soft_cap;
     t.qk_norm = op_qk_norm;

@@ -82,6 +82,7 @@ struct region {
 /* A span on the device. */
 struct span {
     int32_t slot, row, count, pos;
+    int32_t place;  /* the first row's, by which it is rotated */
     int32_t window; /* window of the ring */
     uint16_t *ring; /* NULL: the span's queries are not stored */
     float score;    /* score of the new entries */
@@ -132,6 +133,7 @@ struct cuda_rope {
     const float *inv_freq; /* host, to recognise the frequencies; NULL: unused */
     float scale;
     float *freq;        /* device, [head_dim / 2] */
+    uint8_t *axes;      /* device, [head_dim / 2] kern_rope.axes; NULL: there was no need of them */
     struct room angles; /* [rows][head_dim]: cosines, then sines */
 };
 
@@ -139,9 +141,11 @@ struct cuda_rope {
 struct step {
     struct kern_span *host; /* the batch's spans, to recognise the batch; grows */
     int host_room, span_count, rows;
-    const struct span *spans; /* device, [span_count] */
-    const int32_t *row_span;  /* device, [rows] */
-    const int32_t *decode;    /* device, [decode_count]: spans with one row */
+    const struct span *spans;              /* device, [span_count] */
+    const int32_t *row_span;               /* device, [rows] */
+    const int32_t *decode;                 /* device, [decode_count]: spans with one row */
+    const struct kern_place *batch_places; /* host, to recognise the batch */
+    const struct kern_place *places;       /* the same on the device, [rows], or NULL */
     struct prefill_tiles tiles[KINDS_MAX];
     int decode_count;
     bool has_angles[CUDA_ROPES]; /* the angles of these rows are computed, for each rotation */
@@ -367,6 +371,7 @@ void op_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_f
             enum kern_activation activation);
 void op_glu_apart(struct kern *kern, float *y, const float *gate, const float *up,
                   int64_t up_stride, int rows, int dim, enum kern_activation activation);
+void op_add(struct kern *kern, float *y, const float *x, int rows, int dim);
 void op_scale(struct kern *kern, float *x, const float *factor, int rows, int dim);
 void op_gather_rows(struct kern *kern, float *y, const float *x, const int32_t *index, int count,
                     int dim);

@@ -7,15 +7,18 @@
 
 /* ---- Rotation ---- */
 
-/* cos and sin of pos * inv_freq[j], once per step: all layers and heads need the same. */
-static __global__ void k_angles(const struct span *spans, const int32_t *row_span, int rows,
+/* cos and sin of place * inv_freq[j], once per step: all layers and heads need the same. `places`,
+ * `axes`: of steps with rows whose three places differ; NULL: rows have one place each. */
+static __global__ void k_angles(const struct span *spans, const int32_t *row_span,
+                                const struct kern_place *places, const uint8_t *axes, int rows,
                                 int half, const float *freq, float scale, float *angles) {
     ptx_overlap_grids();
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= (int64_t)rows * half) return;
     int row = (int)(i / half), j = (int)(i % half);
     const struct span s = spans[row_span[row]];
-    float angle = __fmul_rn((float)(s.pos + row - s.row), freq[j]);
+    const int place = places ? places[row].axis[axes ? axes[j] : 0] : s.place + row - s.row;
+    float angle = __fmul_rn((float)place, freq[j]);
     if (!(freq[j] > 0)) scale = 1;
     angles[(int64_t)row * 2 * half + j] = cosf(angle) * scale;
     angles[(int64_t)row * 2 * half + half + j] = sinf(angle) * scale;
@@ -162,7 +165,7 @@ static __global__ void k_query_scale(const struct span *spans, const int32_t *ro
     if (i >= count) return;
     const int row = (int)(i / width);
     const struct span s = spans[row_span[row]];
-    const int place = s.pos + row - s.row;
+    const int place = s.place + row - s.row;
     qkv[(int64_t)row * stride + i % width] *= 1 + by.beta * logf((float)(1 + place / by.period));
 }
 
@@ -174,6 +177,19 @@ static int rope_index(const struct cuda *cuda, const float *inv_freq) {
         if (!cuda->ropes[i].inv_freq) free_entry = i;
     }
     return free_entry;
+}
+
+/* Axes are uploaded with the first step that needs them. */
+static bool has_axes(struct cuda *cuda, struct cuda_rope *own, const struct kern_rope *rope,
+                     int half) {
+    if (own->axes || !rope->axes) return true;
+    own->axes =
+        static_cast<uint8_t *>(device_alloc(cuda->device, (size_t)cuda->options.head_dim / 2));
+    if (own->axes)
+        device_upload(cuda->device, own->axes, rope->axes, (size_t)half);
+    else
+        device_failed(cuda->device, ERR_NOMEM);
+    return own->axes != NULL;
 }
 
 /* Updates the frequencies on the device and this step's angles: `half` pairs of numbers. */
@@ -190,6 +206,8 @@ static const float *angles_of(struct cuda *cuda, const struct step *step,
             return NULL;
         }
         device_upload(cuda->device, own->freq, rope->inv_freq, bytes);
+        device_free(cuda->device, own->axes);
+        own->axes = NULL;
         cuda->step.has_angles[index] = false;
     }
     if (step->has_angles[index] && own->scale == rope->scale)
@@ -199,9 +217,10 @@ static const float *angles_of(struct cuda *cuda, const struct step *step,
     float *angles =
         static_cast<float *>(room_take(cuda, &own->angles, (size_t)step->rows * 2 * bytes));
     if (!angles || !step->spans) return NULL;
+    if (step->places && !has_axes(cuda, own, rope, half)) return NULL;
     LAUNCH_OVERLAPPED(cuda->device, k_angles, blocks_for((int64_t)step->rows * half, THREADS),
-                      THREADS, 0, step->spans, step->row_span, step->rows, half, own->freq,
-                      rope->scale, angles);
+                      THREADS, 0, step->spans, step->row_span, step->places, own->axes, step->rows,
+                      half, own->freq, rope->scale, angles);
     cuda->step.has_angles[index] = true;
     return angles;
 }
@@ -210,7 +229,6 @@ void op_qk_rope(struct kern *kern, float *qkv, const float *q_norm, const float 
                 const struct kern_rope *rope, const struct kern_batch *batch) {
     struct cuda *cuda = cuda_of(kern);
     CHECK(cuda->has_cache && rope->layer >= 0 && rope->layer < cuda->options.layers);
-    CHECK(!batch->places);
     const struct heads_kind *kind = kind_of_layer(cuda, rope->layer);
     const int latent = cuda->options.latent, half = (kind->head_dim - latent) / 2;
     const struct step *step = step_of(cuda, batch);

@@ -339,6 +339,18 @@ void op_glu_apart(struct kern *kern, float *y, const float *gate, const float *u
     glu(cuda_of(kern), y, x, rows, dim, activation);
 }
 
+static __global__ void k_add(float *y, const float *x, int64_t count) {
+    ptx_overlap_grids();
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) y[i] += x[i];
+}
+
+void op_add(struct kern *kern, float *y, const float *x, int rows, int dim) {
+    const int64_t count = (int64_t)rows * dim;
+    LAUNCH_OVERLAPPED(cuda_of(kern)->device, k_add, blocks_for(count, THREADS), THREADS, 0, y, x,
+                      count);
+}
+
 static __global__ void k_scale(float *x, const float *factor, int64_t count) {
     ptx_overlap_grids();
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;

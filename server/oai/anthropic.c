@@ -219,6 +219,11 @@ static int add_answer_block(struct oai_rewrite *w, const cJSON *block, const cha
     if (oai_rewrite_string(w, block, path, "type", &type)) return -1;
     if (strcmp(type, "tool_use") == 0) return add_use(w, block, path);
     if (strcmp(type, "thinking") == 0) return add_thinking(w, block, path);
+    if (strcmp(type, "image") == 0) {
+        char field[OAI_PATH];
+        oai_path(field, "%s.type", path);
+        return oai_rewrite_refuse(w, field, "pictures are the user's or a tool's");
+    }
     /* keepd cannot read what another server thought or did */
     if (strcmp(type, "text") != 0) return 0;
     return oai_rewrite_string(w, block, path, "text", &text) || oai_rewrite_answer(w, text) ? -1

@@ -130,6 +130,9 @@ static int store_picture(struct oai_reader *r, const char *base64, bool remote, 
 
 int oai_add_base64(struct oai_reader *r, const cJSON *node, const char *path) {
     if (!cJSON_IsString(node)) return oai_expected(r->error, path, "a string", node);
+    if (is_remote(node->valuestring) || strncasecmp(node->valuestring, "data:", 5) == 0)
+        return oai_invalid(r, path, "expected the bytes in base64 alone, found '%.24s'",
+                           node->valuestring);
     return store_picture(r, node->valuestring, false, false, path);
 }
 

@@ -83,6 +83,7 @@ static void check_rows(struct kern *kern[BACKENDS], int dim) {
         ops->glu_apart(kern[b], p + (ROWS - 1) * dim, in, in + dim, dim, 1, dim, KERN_SILU);
         ops->glu_apart(kern[b], r, in, in, dim, ROWS, dim, KERN_RELU);
         ops->scale(kern[b], r, weight, ROWS, dim);
+        ops->add(kern[b], r, in, ROWS, dim);
         ops->add_norm(kern[b], a, branch, weight, ROWS, dim, 1e-6f);
         ops->gather_rows(kern[b], g, in, index, 4, dim);
         norm.of[b] = take(kern[b], y, count);
@@ -573,6 +574,55 @@ static void check_rope(int head_dim, int latent, bool norm, bool alone) {
     }
     both_close(kern);
     free(x), free(freq), free(nq), free(nk);
+}
+
+/* Places in three dimensions, in every other step; all steps have spans that are behind. */
+static void check_places(bool axes) {
+    enum { HQ = 3, HKV = 1, COUNT = 4, HALF = 32 };
+    const size_t count = COUNT * (HQ + 2 * HKV) * 2 * HALF;
+    const struct kern_cache_options options = {.layers = 1,
+                                               .heads_q = HQ,
+                                               .heads_kv = HKV,
+                                               .head_dim = 2 * HALF,
+                                               .dtype = KERN_BF16,
+                                               .slots = 2,
+                                               .max_positions = 1000};
+    struct kern_place places[COUNT];
+    uint8_t axis[HALF];
+    float *x = fresh(count, 15), freq[HALF];
+    struct kern *kern[BACKENDS];
+    for (int j = 0; j < HALF; j++) {
+        freq[j] = powf(1e4f, -(float)j / HALF);
+        axis[j] = (uint8_t)(j % KERN_AXES);
+    }
+    const struct kern_rope rope = {.inv_freq = freq, .scale = 1, .axes = axes ? axis : NULL};
+    both_open(kern);
+    both_cache(kern, options, 64);
+    for (int s = 0; s < 6; s++) {
+        const struct kern_span spans[] = {
+            {.slot = 1, .count = 1, .pos = 90, .behind = 7 * s},
+            {.slot = 0, .row = 1, .count = 3, .pos = 200, .behind = 40}};
+        for (int i = 0; i < COUNT; i++) places[i] = (struct kern_place){{50 + s, 60 + i, 70 - i}};
+        struct kern_batch batch = {.spans = spans, .span_count = 2, .rows = COUNT};
+        struct results r;
+        if (s % 2) batch.places = places;
+        for (int b = 0; b < BACKENDS; b++) {
+            float *qkv = put(kern[b], x, count);
+            MUST(kern[b]->ops->begin_step(kern[b], &batch));
+            kern[b]->ops->qk_rope(kern[b], qkv, NULL, NULL, 0, &rope, &batch);
+            r.of[b] = take(kern[b], qkv, count);
+            kern[b]->ops->release(kern[b], 0);
+            kern[b]->ops->release(kern[b], 1);
+        }
+        compare(&r, count, 1e-5, 1e-5, "places");
+    }
+    both_close(kern);
+    free(x);
+}
+
+Test(emu_rows, places) {
+    check_places(true);
+    check_places(false);
 }
 
 Test(emu_rows, rotation) {

@@ -193,6 +193,8 @@ def test_images_of_ollama(seeing):
     ("/api/chat", "messages[0].images[1]", {"messages": [{"role": "user", "content": "a", "images": images(png(8, 8), b"hello")}]}),
     ("/api/chat", "messages[0].images[0]", {"messages": [{"role": "user", "content": "a", "images": ["!!"]}]}),
     ("/api/chat", "messages[0].images[0]", {"messages": [{"role": "user", "content": "a", "images": [5]}]}),
+    ("/api/chat", "messages[0].images[0]", {"messages": [{"role": "user", "content": "a", "images": [address(png(8, 8))]}]}),
+    ("/api/generate", "images[0]", {"prompt": "a", "images": ["https://example.org/a.png"]}),
     ("/api/chat", "messages[0].images[64]", {"messages": [{"role": "user", "content": "a", "images": images(b"a") * 65}]}),
     ("/api/chat", "messages[0].images", {"messages": [{"role": "user", "content": "a", "images": "aaaa"}]}),
     ("/api/chat", "messages[0].images", {"messages": [{"role": "system", "content": "a", "images": images(png(8, 8))}]}),
@@ -202,6 +204,13 @@ def test_images_of_ollama(seeing):
 def test_refused_images_of_ollama(seeing, path, param, body):
     r = seeing.post(path, body)
     assert r.status_code == 400 and r.json()["param"] == param, r.text
+
+
+def test_an_answer_shows_no_picture(seeing):
+    """Neither do Anthropic's own models take pictures in messages of the assistant."""
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": base64.b64encode(png(8, 8)).decode()}}
+    r = seeing.post("/v1/messages", {"max_tokens": 5, "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": [image]}]})
+    assert r.status_code == 400 and r.json()["error"]["message"].startswith("messages[1].content[0].type"), r.text
 
 
 def test_the_server_says_that_it_sees(seeing, shared):

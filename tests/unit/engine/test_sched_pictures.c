@@ -203,6 +203,34 @@ Test(pictures, rows_that_see_each_other_are_found_again) {
         }
 }
 
+/* Nothing stands behind the last rows that see each other. */
+Test(pictures, a_prompt_may_end_with_rows_that_see_each_other) {
+    const struct engine_kv kinds[] = {full(), global(24, 8, 16), global(9, 0, 7)};
+    for (int i = 0; i < 3 * 4; i++) {
+        struct asked asked[2];
+        for (int small = 0; small < 2; small++) {
+            struct world_options options = options_of(32, small ? WORLD_TILE + 3 : 100);
+            struct world w;
+            world_open(&w, &options);
+            struct engine_job talk = job_of(5, 10, 60, full());
+            if (small) submit(&w, &talk);
+            make_together(&asked[small], 1, kinds[i % 3]);
+            struct engine_request *request = &asked[small].job.request;
+            request->picture_row_count = 1 + i % 4;
+            const struct picture_rows *last = &request->picture_rows[i % 4];
+            request->prompt_count = (int32_t)last->at + last->count;
+            submit(&w, &asked[small].job);
+            run_until_idle(&w);
+            world_close(&w);
+            cr_assert_eq(finish_of(&asked[small].job), ENGINE_FINISH_LENGTH);
+            engine_job_close(&talk);
+        }
+        expect_same_answer(&asked[0].job, &asked[1].job);
+        close_both(&asked[0]);
+        close_both(&asked[1]);
+    }
+}
+
 Test(pictures, choices_read_them_once) {
     struct asked asked;
     struct world_options options = options_of(32, 32);
