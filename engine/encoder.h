@@ -1,6 +1,7 @@
 /* Opens the encoder of pictures beside the model: its backend, its weights, and the place for what
  * it has encoded. It computes on the CPU, in one rank, on its replica's thread and with threads of
- * its own, so what it gives does not depend on the model's ranks. */
+ * its own, so what it gives depends neither on the model's ranks nor on its device, a GPU, which
+ * gets the encoded rows. */
 #ifndef KEEPD_ENGINE_ENCODER_H
 #define KEEPD_ENGINE_ENCODER_H
 

@@ -232,13 +232,18 @@ static __global__ void k_add(float *y, const float *x, int64_t count) {
     if (i < count) y[i] += x[i];
 }
 
+void op_add(struct kern *kern, float *y, const float *x, int rows, int dim) {
+    const int64_t count = (int64_t)rows * dim;
+    LAUNCH_OVERLAPPED(cuda_of(kern)->device, k_add, blocks_for(count, THREADS), THREADS, 0, y, x,
+                      count);
+}
+
 void op_add_norm(struct kern *kern, float *y, float *x, const float *weight, int rows, int dim,
                  float eps) {
     struct cuda *cuda = cuda_of(kern);
-    int64_t count = (int64_t)rows * dim;
     const struct rounded none = {};
     rms_norm(cuda, x, none, x, weight, rows, dim, eps);
-    LAUNCH_OVERLAPPED(cuda->device, k_add, blocks_for(count, THREADS), THREADS, 0, y, x, count);
+    op_add(kern, y, x, rows, dim);
 }
 
 static __global__ void k_soft_cap(float *x, int64_t count, float cap) {
@@ -337,18 +342,6 @@ void op_glu_apart(struct kern *kern, float *y, const float *gate, const float *u
                   int64_t up_stride, int rows, int dim, enum kern_activation activation) {
     const struct gated_rows x = {gate, up, dim, up_stride};
     glu(cuda_of(kern), y, x, rows, dim, activation);
-}
-
-static __global__ void k_add(float *y, const float *x, int64_t count) {
-    ptx_overlap_grids();
-    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < count) y[i] += x[i];
-}
-
-void op_add(struct kern *kern, float *y, const float *x, int rows, int dim) {
-    const int64_t count = (int64_t)rows * dim;
-    LAUNCH_OVERLAPPED(cuda_of(kern)->device, k_add, blocks_for(count, THREADS), THREADS, 0, y, x,
-                      count);
 }
 
 static __global__ void k_scale(float *x, const float *factor, int64_t count) {

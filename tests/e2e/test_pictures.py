@@ -297,8 +297,8 @@ def test_ids_of_pictures_cannot_be_forged(daemon, model):
         assert r.status_code == 400 and r.json()["error"]["param"] == "prompt[1]", r.text
 
 
-def refusal(*flags):
-    r = subprocess.run([BINARY, "--port", "0", *map(str, flags)], capture_output=True, text=True, timeout=60)
+def refusal(*flags, binary=BINARY):
+    r = subprocess.run([binary, "--port", "0", *map(str, flags)], capture_output=True, text=True, timeout=60)
     assert r.returncode == 78, r
     return r.stderr
 

@@ -14,6 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/python"))
 np = pytest.importorskip("numpy")
 from gemma_seeing import EDGE, TILE, GemmaReference, write_gemma, write_gemma_mmproj, write_gemma_text_gguf  # noqa: E402
+from vision_model import write_model, write_text_gguf  # noqa: E402
 from test_pictures import FLAGS, Tokens, answer_of, ask, part, picture, refusal, tile_of, tiles  # noqa: E402
 
 EVICTIONS = [{"policy": policy, "budget": 24, "buffer": 4, "chunk": chunk, "report": "trace"}
@@ -124,6 +125,8 @@ def test_what_cannot_be(daemon, model, tmp_path):
     file, few = write_gemma_mmproj(model, tmp_path / "mmproj.gguf"), ("--max-num-batched-tokens", "11", "--max-num-seqs", "4")
     said = refusal("--model", model, "--mmproj", file, *few)
     assert "max_num_batched_tokens: 11, but a step holds the 9 rows of a picture" in said and "at least 12 are needed" in said, said
+    said = refusal("--model", write_text_gguf(write_model(tmp_path / "llama"), tmp_path / "llama.gguf"), "--mmproj", file)
+    assert "the encoder is for another family of models than llama: the tokenizer has no token <start_of_image>" in said, said
     d = daemon("--model", str(model), *FLAGS, *few)  # texts do not need it
     r = requests.post(d.url + "/v1/chat/completions", json={"messages": ask(picture(1))}, timeout=60)
     assert r.status_code == 400, r.text

@@ -1,4 +1,4 @@
-/* A resolver that never answers for names that begin with "silent", for test_tracing.py: it is
+/* A resolver that never answers for names that begin with "silent", for tests: it is
  * loaded before the C library (LD_PRELOAD). Other names are looked up as always. */
 #include <dlfcn.h>
 #include <netdb.h>

@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import http.server
 import json
+import os
 import pathlib
 import re
 import signal
@@ -210,7 +211,7 @@ def test_an_answer_shows_no_picture(seeing):
     """Neither do Anthropic's own models take pictures in messages of the assistant."""
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": base64.b64encode(png(8, 8)).decode()}}
     r = seeing.post("/v1/messages", {"max_tokens": 5, "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": [image]}]})
-    assert r.status_code == 400 and r.json()["error"]["message"].startswith("messages[1].content[0].type"), r.text
+    assert r.status_code == 400 and r.json()["error"]["param"] == "messages[1].content[0].type", r.text
 
 
 def test_the_server_says_that_it_sees(seeing, shared):
@@ -321,6 +322,22 @@ def test_hosts_that_say_nothing_hold_up_nobody(fetching, others):
     begin = time.monotonic()  # pictures of clients that left are not waited for
     assert seen(fetching, part(f"http://127.0.0.1:{others[0]}/picture.png"), max_tokens=100).startswith("[40x20")
     assert time.monotonic() - begin < 4
+
+
+def test_a_name_that_is_never_found_holds_its_place_for_seconds(others):
+    resolver = find_built("tests/silent_resolver.so")
+    if not FAKE or resolver is None:
+        pytest.skip("leans on the fake engine's answers, and on silent_resolver")
+    options = ":".join(filter(None, (os.environ.get("ASAN_OPTIONS"), "verify_asan_link_order=0")))
+    daemon = Daemon("--allow-image-urls", f"127.0.0.1:{others[0]}", "--allow-image-urls", "silent.invalid",
+                    env={"KEEPD_FAKE_PICTURES": "1", "LD_PRELOAD": str(resolver), "ASAN_OPTIONS": options})
+    begin = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for r in pool.map(lambda _: daemon.chat(messages=user(part("http://silent.invalid/a.png"))), range(2)):
+            assert r.status_code == 400 and "takes too long" in r.text
+    assert seen(daemon, part(f"http://127.0.0.1:{others[0]}/picture.png"), max_tokens=100).startswith("[40x20")
+    assert time.monotonic() - begin < 9
+    assert daemon.stop() == 0
 
 
 def test_a_stop_waits_for_no_host(others):

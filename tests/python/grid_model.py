@@ -126,7 +126,7 @@ def text_config(kind):
 
 
 def shapes(kind, config):
-    d, ff, head = config["hidden_size"], config["intermediate_size"], HEAD[kind]
+    d, ff, head = config["hidden_size"], config["intermediate_size"], config.get("head_dim", HEAD[kind])
     q, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     out = {"model.language_model.embed_tokens.weight": (config["vocab_size"], d), "lm_head.weight": (config["vocab_size"], d),
            "model.language_model.norm.weight": (d,)}

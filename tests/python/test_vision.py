@@ -2,6 +2,7 @@
 and from GGUF files, on any number of threads; and what it refuses."""
 import json
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -57,6 +58,14 @@ def test_a_gguf_file_is_the_same(model, tmp_path, path):
         pytest.skip(f"this machine has not {path}")
     file = write_mmproj(model, tmp_path / "mmproj.gguf")
     assert rows_of(model, tmp_path, mmproj=file, path=path).tobytes() == rows_of(model, tmp_path, path=path).tobytes()
+
+
+def test_the_driver_of_tiles():
+    driver = find_driver().with_name("picture_tiles")
+    files = [Path(__file__).parents[1] / "fuzz/corpus/picture" / name for name in ("png_rgb", "png_of_500_megapixels")]
+    out = subprocess.run([driver, "4", "3", "4", "0", "16", "0", "0", *files], capture_output=True, check=True).stdout
+    head, rest = out.split(b"\n", 1)
+    assert head == b"1 12 16" and rest[3 * 12 * 16:].startswith(b"refused: "), out[-80:]  # of 23 x 17 pixels
 
 
 def test_positions_of_a_larger_table(tmp_path):

@@ -117,15 +117,15 @@ class PixtralReference(Reference):
 
 # --- tiny random models -----------------------------------------------------------------------------------------------
 
-def shapes(kind):
+def shapes(kind, text):
     """Names and shapes of a tiny model's tensors."""
     front, inner, outer = FRONTS[kind]
     d, ff = TEXT["hidden_size"], TEXT["intermediate_size"]
-    kv = TEXT["head_dim"] * TEXT["num_key_value_heads"]
+    q, kv = (text["head_dim"] * text[f"num_{name}_heads"] for name in ("attention", "key_value"))
     out = {inner + "embed_tokens.weight": (VOCAB, d), outer + "lm_head.weight": (VOCAB, d), inner + "norm.weight": (d,)}
     for i in range(TEXT["num_hidden_layers"]):
-        for part, shape in (("self_attn.q_proj", (d, d)), ("self_attn.k_proj", (kv, d)), ("self_attn.v_proj", (kv, d)),
-                            ("self_attn.o_proj", (d, d)), ("mlp.gate_proj", (ff, d)), ("mlp.up_proj", (ff, d)),
+        for part, shape in (("self_attn.q_proj", (q, d)), ("self_attn.k_proj", (kv, d)), ("self_attn.v_proj", (kv, d)),
+                            ("self_attn.o_proj", (d, q)), ("mlp.gate_proj", (ff, d)), ("mlp.up_proj", (ff, d)),
                             ("mlp.down_proj", (d, ff)), ("input_layernorm", (d,)), ("post_attention_layernorm", (d,))):
             out[f"{inner}layers.{i}.{part}.weight"] = shape
     w, vff, size = VISION["hidden_size"], VISION["intermediate_size"], VISION["patch_size"]
@@ -149,7 +149,7 @@ def write_pixtral(directory, kind, seed=1, root=None, **fields):
     """A directory with a tiny random model; `root`: fields of config.json, `fields`: those of its vision_config."""
     directory.mkdir(parents=True, exist_ok=True)
     random, tensors = np.random.default_rng(seed), {}
-    for name, shape in shapes(kind).items():
+    for name, shape in shapes(kind, (root or {}).get("text_config", TEXT)).items():
         numbers = random.standard_normal(shape) * (0.2 if len(shape) == 1 else 1.2 / math.sqrt(math.prod(shape[1:])))
         if "norm" in name or "ln_pre" in name:
             numbers = numbers + 1
