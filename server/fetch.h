@@ -20,7 +20,7 @@
 #include "server/server.h"
 
 #define FETCH_MS         10000 /* one address, with its redirects */
-#define FETCH_CONNECT_MS 4000 /* to look up the host's name and connect */
+#define FETCH_CONNECT_MS 4000  /* to look up the host's name and connect */
 #define FETCH_REDIRECTS  3
 
 struct fetch;

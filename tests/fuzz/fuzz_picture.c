@@ -10,7 +10,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 #define COMMON .rescale = 1.0 / 255, .deviation = {1, 1, 1}
 
-/* One of each kind, with small tiles. */
+/* Forms of all kinds, with small tiles. */
 static const struct picture_form fuzz_forms[] = {
     {.kind = PICTURE_IDEFICS3,
      .filter = PICTURE_LANCZOS,
