@@ -16,7 +16,7 @@
 
 #include "base/err.h"
 #include "base/log.h"
-#include "engine/engine.h"
+#include "engine/engine_options.h"
 #include "server/server.h"
 
 struct config_model {

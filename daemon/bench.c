@@ -11,6 +11,8 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/splitmix.h"
+#include "engine/engine.h"
+#include "engine/engine_text.h"
 
 #define JSON_BYTES_MAX ((size_t)64 << 20) /* all rows; a name can be long */
 

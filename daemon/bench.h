@@ -15,7 +15,7 @@
 #include <stdio.h>
 
 #include "base/err.h"
-#include "engine/engine.h"
+#include "engine/engine_job.h"
 
 #define BENCH_LIST_MAX   16
 #define BENCH_REPEAT_MAX 100

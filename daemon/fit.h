@@ -14,7 +14,7 @@
 
 #include "base/err.h"
 #include "daemon/bench.h"
-#include "engine/engine.h"
+#include "engine/engine_fit.h"
 
 #define FIT_FILES_MAX   64
 #define FIT_MINUTES_MAX 10080

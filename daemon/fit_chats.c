@@ -5,7 +5,6 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/mem.h"
-#include "engine/engine.h"
 #include "server/oai/fields.h"
 #include "server/oai/oai.h"
 

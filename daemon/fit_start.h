@@ -13,7 +13,7 @@
 #ifndef KEEPD_DAEMON_FIT_START_H
 #define KEEPD_DAEMON_FIT_START_H
 
-#include "engine/engine.h"
+#include "engine/engine_options.h"
 
 /* The most minutes that a fit at a start may take. Measuring ends after three quarters of them,
  * with the texts that have been measured. */

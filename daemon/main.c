@@ -23,7 +23,6 @@
 #include "daemon/fit_start.h"
 #include "daemon/hub.h"
 #include "daemon/progress.h"
-#include "engine/engine.h"
 #include "picture/decoder.h"
 #include "server/oai/oai.h"
 #include "server/oai/tool_calls.h"

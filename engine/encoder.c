@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "engine/engine_pictures.h"
 
 /* Encoded tiles are kept within so many bytes, or two of the largest tiles: while a prompt reads
  * one, the next is encoded. */

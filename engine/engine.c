@@ -16,6 +16,8 @@
 #include "engine/disk/store.h"
 #include "engine/encoder.h"
 #include "engine/engine_int.h"
+#include "engine/engine_pictures.h"
+#include "engine/engine_text.h"
 
 #define SHOWN_BYTES_MAX ((size_t)1 << 20) /* memory for the tokens of a tag */
 

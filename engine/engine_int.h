@@ -6,7 +6,7 @@
 
 #include "engine/adapters.h"
 #include "engine/backend.h"
-#include "engine/engine.h"
+#include "engine/engine_options.h"
 #include "engine/replica.h"
 #include "engine/steps/constraint.h"
 #include "text/text.h"

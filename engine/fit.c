@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "engine/engine_fit.h"
 #include "engine/engine_int.h"
 #include "engine/fit_chats.h"
 #include "engine/fit_pictures.h"

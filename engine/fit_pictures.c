@@ -1,6 +1,7 @@
 #include "engine/fit_pictures.h"
 
 #include "base/mem.h"
+#include "engine/engine_fit.h"
 #include "engine/steps/grid.h"
 #include "model/vision.h"
 

@@ -6,6 +6,7 @@
 #define KEEPD_ENGINE_FIT_PICTURES_H
 
 #include "engine/encoder.h"
+#include "engine/engine_fit.h"
 #include "model/worth.h"
 
 struct fit_pictures {

@@ -21,6 +21,7 @@
 #include "base/arena.h"
 #include "base/buf.h"
 #include "engine/engine.h"
+#include "engine/engine_conversations.h"
 #include "server/keys.h"
 #include "server/ledger.h"
 #include "server/oai/kind.h"

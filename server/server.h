@@ -12,7 +12,7 @@
 #include <stddef.h>
 
 #include "base/err.h"
-#include "engine/engine.h"
+#include "engine/engine_options.h"
 
 struct server;
 

@@ -10,6 +10,7 @@
 #include "base/buf.h"
 #include "base/hist.h"
 #include "engine/engine.h"
+#include "engine/engine_stats.h"
 #include "server/keys.h"
 #include "server/otlp.h"
 

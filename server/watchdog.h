@@ -7,7 +7,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "engine/engine.h"
+#include "engine/engine_options.h"
+#include "engine/engine_stats.h"
 
 struct watchdog {
     int64_t every_ns; /* 0 = never */

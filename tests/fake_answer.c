@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "engine/engine_text.h"
 #include "engine/steps/publish.h"
 #include "tests/fake_engine.h"
 

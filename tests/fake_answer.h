@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "engine/engine.h"
+#include "engine/engine_job.h"
 
 enum { FAKE_LAYERS = 2, FAKE_HEADS = 2, FAKE_WIDTH = 8 };
 

@@ -6,6 +6,7 @@
 
 #include "base/buf.h"
 #include "base/json.h"
+#include "engine/engine_text.h"
 #include "tests/fake_engine.h"
 
 enum { IDS_MAX = 1 << 20 };

@@ -46,7 +46,7 @@
 #include "engine/disk/conversation_key.h"
 #include "engine/disk/state.h"
 #include "engine/disk/state_dir.h"
-#include "engine/engine.h"
+#include "engine/engine_conversations.h"
 
 #define STORE_FILES_MAX 65536
 #define STORES_MAX      64 /* stores of one directory */

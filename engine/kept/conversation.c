@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/mem.h"
 #include "base/splitmix.h"
+#include "engine/engine_pictures.h"
 #include "kernels/places.h"
 #include "kernels/rule.h"
 

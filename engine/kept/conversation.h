@@ -68,7 +68,7 @@
 #include <stdint.h>
 
 #include "engine/disk/conversation_key.h"
-#include "engine/engine.h"
+#include "engine/engine_stats.h"
 #include "paging/due.h"
 
 /* State of a conversation's copy on disk. */

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "engine/engine_job.h"
 
 void keeper_open(struct keeper *keeper, const struct keeper_options *options,
                  struct engine_counters *counters) {

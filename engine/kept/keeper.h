@@ -15,6 +15,7 @@
 #define KEEPD_ENGINE_KEPT_KEEPER_H
 
 #include "engine/disk/store.h"
+#include "engine/engine_job.h"
 #include "engine/kept/conversation.h"
 #include "kernels/kern.h"
 #include "kernels/places.h"

@@ -19,7 +19,7 @@
 #include "base/sha256.h"
 #include "constrain/constrain.h"
 #include "constrain/limits.h"
-#include "engine/engine.h"
+#include "engine/engine_request.h"
 #include "engine/steps/mask_thread.h"
 
 #define CONSTRAINTS_KEPT 16

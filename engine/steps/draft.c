@@ -7,7 +7,7 @@
 #include "base/check.h"
 #include "base/err.h"
 #include "base/mem.h"
-#include "engine/engine.h"
+#include "engine/engine_pictures.h"
 
 enum { BITS_LEAST = 8, BITS_MOST = 16 };
 

@@ -18,7 +18,7 @@
 
 #include <limits.h>
 
-#include "engine/engine.h"
+#include "engine/engine_request.h"
 #include "kernels/kern.h"
 
 #define DRY_POWERS 64 /* penalties that are computed once */

@@ -10,7 +10,7 @@
 #ifndef KEEPD_ENGINE_STEPS_GRID_H
 #define KEEPD_ENGINE_STEPS_GRID_H
 
-#include "engine/engine.h"
+#include "engine/engine_pictures.h"
 #include "kernels/kern.h"
 
 /* How far a sequence's tokens have been looked at. Zeros: not at all. */

@@ -7,7 +7,7 @@
 #ifndef KEEPD_ENGINE_STEPS_LOOPS_H
 #define KEEPD_ENGINE_STEPS_LOOPS_H
 
-#include "engine/engine.h"
+#include "engine/engine_request.h"
 
 struct loops {
     int32_t *runs; /* [sizes] owned; NULL: closed */

@@ -17,7 +17,6 @@
 #include <stdbool.h>
 
 #include "constrain/constrain.h"
-#include "engine/engine.h"
 
 #define MASK_SLICE_WORK 16000 /* first slice of a task; the next ones double */
 #define MASK_NICE       10    /* about a tenth of a processor that others want to use, too */

@@ -7,7 +7,7 @@
 #define KEEPD_ENGINE_STEPS_PUBLISH_H
 
 #include "base/mem.h"
-#include "engine/engine.h"
+#include "engine/engine_job.h"
 
 /* Publishes tokens[count - 1], which is written, and its text, of which `safe` bytes may be shown.
  */

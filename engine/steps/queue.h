@@ -20,7 +20,7 @@
 #define KEEPD_ENGINE_STEPS_QUEUE_H
 
 #include "base/check.h"
-#include "engine/engine.h"
+#include "engine/engine_job.h"
 
 struct queue_client {
     uint8_t key[16];

@@ -43,7 +43,8 @@
 #ifndef KEEPD_ENGINE_STEPS_SCHED_H
 #define KEEPD_ENGINE_STEPS_SCHED_H
 
-#include "engine/engine.h"
+#include "engine/engine_job.h"
+#include "engine/engine_stats.h"
 #include "engine/kept/keeper.h"
 #include "engine/steps/drafter.h"
 #include "engine/steps/pace.h"

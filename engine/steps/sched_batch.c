@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "engine/engine_pictures.h"
 #include "engine/steps/sched_int.h"
 
 /* Where places have three dimensions: sets those of the span's rows, and how far the first one is

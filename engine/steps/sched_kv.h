@@ -4,7 +4,7 @@
 #ifndef KEEPD_ENGINE_STEPS_SCHED_KV_H
 #define KEEPD_ENGINE_STEPS_SCHED_KV_H
 
-#include "engine/engine.h"
+#include "engine/engine_job.h"
 #include "paging/policy.h"
 
 /* The defaults and limits that a request's kv object is resolved against. */

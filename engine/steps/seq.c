@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "engine/engine_pictures.h"
 #include "engine/steps/publish.h"
 #include "engine/steps/trace.h"
 

@@ -6,7 +6,7 @@
 #ifndef KEEPD_ENGINE_STEPS_SEQ_H
 #define KEEPD_ENGINE_STEPS_SEQ_H
 
-#include "engine/engine.h"
+#include "engine/engine_job.h"
 #include "engine/kept/conversation.h"
 #include "engine/steps/constraint.h"
 #include "engine/steps/draft.h"

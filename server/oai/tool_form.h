@@ -14,7 +14,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "engine/engine.h"
+#include "engine/engine_text.h"
 
 enum tool_shape {
     TOOL_SHAPE_TAGGED,  /* an object {"name": ..., "arguments": ...} between tags */

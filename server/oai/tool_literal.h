@@ -19,7 +19,7 @@
 
 #include <stdbool.h>
 
-#include "engine/engine.h"
+#include "engine/engine_text.h"
 #include "server/oai/tool_piece.h"
 
 #define TOOL_LITERAL_HELD_MAX 512

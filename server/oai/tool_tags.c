@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 
-#include "engine/engine.h"
+#include "engine/engine_text.h"
 #include "server/oai/tool_match.h"
 
 static struct tool_piece tags_more(void) {

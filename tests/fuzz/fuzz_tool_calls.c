@@ -5,7 +5,7 @@
 
 #include "base/check.h"
 #include "base/json.h"
-#include "engine/engine.h"
+#include "engine/engine_text.h"
 #include "server/oai/tool_calls.h"
 #include "server/oai/tool_json.h"
 

@@ -11,7 +11,7 @@ USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "f"}}
 LIMITS = {k: float(v) if "." in v else int(v) for k, v in re.findall(
     r"^#define OAI_(\w+)\s+([0-9.]+)", (ROOT / "server" / "limits.h").read_text(), re.M)}
-SHIFTED = 1 << int(re.search(r"^#define ENGINE_SHIFTED_TOKENS \(1 << (\d+)\)", (ROOT / "engine" / "engine.h").read_text(), re.M)[1])
+SHIFTED = 1 << int(re.search(r"^#define ENGINE_SHIFTED_TOKENS \(1 << (\d+)\)", (ROOT / "engine" / "engine_request.h").read_text(), re.M)[1])
 
 
 def chat(**fields):

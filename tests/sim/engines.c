@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include "engine/engine.h"
 #include "kernels/cpu/cpu.h"
 
 atomic_bool engines_failing, engines_holding;

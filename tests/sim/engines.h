@@ -6,7 +6,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-#include "engine/engine.h"
+#include "engine/engine_job.h"
 
 /* Faults of all open instances; any thread may set them. */
 extern atomic_bool engines_failing; /* sampling reports a device failure */

@@ -13,6 +13,8 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "engine/engine.h"
+#include "engine/engine_conversations.h"
+#include "engine/engine_stats.h"
 #include "tests/sim/engines.h"
 
 enum { JOBS = 24, PROMPT = 48, SEQUENCES = 4, CONVERSATIONS = 3 };

@@ -11,6 +11,8 @@
 #include "base/check.h"
 #include "base/mem.h"
 #include "engine/engine.h"
+#include "engine/engine_conversations.h"
+#include "engine/engine_stats.h"
 #include "tests/sim/engines.h"
 
 enum { DIALOGUES = 6, PROMPT = 40, ANSWER = 6, MORE = 7, TOKENS_MAX = 256, CONVERSATIONS = 8 };

@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/splitmix.h"
+#include "engine/engine_pictures.h"
 #include "kernels/cpu/cpu.h"
 
 enum { QKV = (WORLD_HEADS_Q + 2 * WORLD_HEADS_KV) * WORLD_DIM, OUT = WORLD_HEADS_Q * WORLD_DIM };

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "engine/engine_pictures.h"
 #include "engine/kept/conversation.h"
 
 static struct kv_params kv_of(const char *policy, int budget) {

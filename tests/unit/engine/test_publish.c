@@ -1,5 +1,5 @@
-/* A job's writer (engine/steps/publish.h) and its readers (engine/engine.h) against each other, in
- * every execution that the C memory model allows. Deterministic: one thread, no timing.
+/* A job's writer (engine/steps/publish.h) and its readers (engine/engine_job.h) against each other,
+ * in every execution that the C memory model allows. Deterministic: one thread, no timing.
  *
  * The atomics of both headers are replaced. A store appends a message to its place's history, with
  * what a release store carries: all that its writer had written before. A load may return any

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "engine/engine_pictures.h"
 #include "tests/unit/engine/requests.h"
 
 enum { PROMPT = 90, ANSWER = 20, TILES = 3, PICTURES = 8 };

@@ -131,7 +131,7 @@ Test(stats, status) {
     check_line("\n# TYPE keepd_pages_total gauge\n");
 }
 
-/* Every row of the lists in engine.h and stats.h, with the value that is its own. */
+/* Every row of the lists in engine_stats.h and stats.h, with the value that is its own. */
 Test(stats, lists_are_shown_whole) {
     struct engine_status status = {0};
     char line[160];

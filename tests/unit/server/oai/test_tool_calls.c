@@ -6,7 +6,7 @@
 #include <time.h>
 
 #include "base/buf.h"
-#include "engine/engine.h"
+#include "engine/engine_text.h"
 #include "server/oai/tool_calls.h"
 #include "server/oai/tool_json.h"
 
