@@ -1,4 +1,5 @@
 """Start, ready line, drain, exit codes."""
+import contextlib
 import functools
 import os
 import pathlib
@@ -48,7 +49,8 @@ def test_example_of_a_model_without_a_template(start, fake):
 
 
 def test_no_task_is_left_for_the_workers(start):
-    """Under less and less address space: a daemon that is ready answers, and one that cannot be says why."""
+    """Under less and less address space: a daemon that is ready survives a request, and one that cannot be says why. Without memory for a
+    connection it is closed."""
     if BINARY is None or b"__asan_init" in BINARY.read_bytes():
         pytest.skip("skip: sanitizers take their own address space")
     status = pathlib.Path(f"/proc/{start().process.pid}/status").read_text()
@@ -59,8 +61,9 @@ def test_no_task_is_left_for_the_workers(start):
         process = subprocess.Popen([BINARY, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=limit)
         line = process.stdout.readline()
         if line.startswith("keepd ready at "):
-            r = requests.post(f"{line.split()[3]}/v1/chat/completions", json=chat_body(max_tokens=1), timeout=60)
-            assert r.status_code in (200, 503), r.text
+            with contextlib.suppress(requests.ConnectionError):
+                r = requests.post(f"{line.split()[3]}/v1/chat/completions", json=chat_body(max_tokens=1), timeout=60)
+                assert r.status_code in (200, 503), r.text
             process.terminate()
         errors = process.communicate(timeout=60)[1]
         if not line:
