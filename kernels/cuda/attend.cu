@@ -47,22 +47,18 @@ static __device__ __forceinline__ void write_chunk(const struct attend_args &a,
     }
 }
 
-/* The rows of a decoding token: its query heads, which all see the same entries. Rows without a
- * query see them, too, and their results are not written. */
+/* The rows of a decoding token: its query heads, which all see the same entries, and the lane's
+ * queries. Rows without a query see them, too, and their results are not written. */
 static __device__ __forceinline__ struct rows decode_rows(const struct attend_args &a,
-                                                          const struct span &s,
-                                                          const int32_t *table, int length,
-                                                          int head, int lane) {
-    struct rows r = {};
-    int low = 0;
-    if (a.sliding_window) low = pages_before(a.pages, table, length, s.pos - a.sliding_window + 1);
+                                                          const struct span &s, int low, int length,
+                                                          int head, const float *queries[2],
+                                                          int lane) {
+    const struct rows r = {NULL, length, low, a.cap > 0 ? 0 : length};
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int own = (lane >> 2) + 8 * i;
         int64_t at = s.row * a.stride + (head * a.heads + a.query + own) * a.pages.head_dim;
-        r.q[i] = own < a.group ? a.queries + at : NULL;
-        r.low[i] = low;
-        r.high[i] = length;
+        queries[i] = own < a.group ? a.queries + at : NULL;
     }
     return r;
 }
@@ -80,7 +76,10 @@ static __device__ void decode_item(const struct attend_args &a, int item, char *
     const struct span s = a.spans[a.decode[it.stream / a.pages.heads_kv]];
     const int32_t *table = pages_table(a.pages, s.slot, stream);
     int length = *pages_length(a.pages, s.slot, stream);
+    const int low = window_start(a, s, table, length, 0);
     int from = it.chunk * CHUNK_KEYS, to = from + CHUNK_KEYS < length ? from + CHUNK_KEYS : length;
+    if (to <= low) return; /* nor does k_attend_combine read it */
+    if (from < low) from = low / KEYS * KEYS;
     int page = from / S::P, page_end = pages_for(a.pages, to);
     int stages = (to - from + KEYS - 1) / KEYS;
     uint32_t first = use;
@@ -90,16 +89,16 @@ static __device__ void decode_item(const struct attend_args &a, int item, char *
         fetch<S::DECODE_PAGES, S::PAGE>(warp, a.pages, table, page + i * S::DECODE_PAGES, page_end,
                                         ring + at * BYTES, &barriers[at]);
     }
-    const struct rows r = decode_rows(a, s, table, length, head, lane);
+    const float *queries[2];
+    const struct rows r = decode_rows(a, s, low, length, head, queries, lane);
     struct tile<D> t;
-    tile_load_queries<D, E>(t, r, lane);
+    tile_load_queries<D, E>(t, queries, lane);
     tile_start<D>(t);
     for (int i = 0; i < stages; i++) {
         uint32_t count = first + (uint32_t)i, at = count % S::DECODE_STAGES;
         ptx_barrier_wait(&barriers[at], count / S::DECODE_STAGES & 1);
         for (int key = 0; key < KEYS && from + i * KEYS + key < to; key += TILE_KEYS)
-            tile_step<D, E>(t, r, ring + at * BYTES, key, from + i * KEYS + key, length, a.scale,
-                            a.cap, lane);
+            tile_step<D, E>(t, r, a, ring + at * BYTES, key, from + i * KEYS + key, length, lane);
         __syncwarp();
         if (i + S::DECODE_STAGES < stages)
             fetch<S::DECODE_PAGES, S::PAGE>(warp, a.pages, table,
@@ -179,7 +178,9 @@ static __global__ void k_attend_combine(const struct attend_args a) {
     struct fold f = fold_start(a, head, head_q % a.group);
     constexpr int PIECE = part<D>::PIECE, PIECES = part<D>::PIECES;
     struct several<PIECE> o[PIECES] = {};
-    for (int chunk = 0; chunk * CHUNK_KEYS < length; chunk += COMBINE_PARTS) {
+    const int32_t *table = pages_table(a.pages, s.slot, a.first + head);
+    const int begin = window_start(a, s, table, length, 0) / CHUNK_KEYS;
+    for (int chunk = begin; chunk * CHUNK_KEYS < length; chunk += COMBINE_PARTS) {
         struct part<D> parts[COMBINE_PARTS];
 #pragma unroll
         for (int k = 0; k < COMBINE_PARTS; k++)

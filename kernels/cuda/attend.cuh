@@ -22,14 +22,28 @@
 #define TILE_KEYS  16
 #define TILE_ROWS  16
 
+#define NOTHING_SEEN -1e30f /* the maximum before the first score */
+
 /* The part of the stream that a block of a prompt reads: the entries that some row of its tile
  * sees. Pages before a sliding window or after the last token are not read. */
 struct reach {
     const int32_t *table;
     int length;         /* entries of the stream */
-    int begin, end;     /* entries; begin is the start of a chunk */
+    int begin, end;     /* entries; begin is the start of a stage */
     int page, page_end; /* pages with these entries, of those the stream has */
     int stages;
+};
+
+/* The entries that a row of a prompt sees, and the place of its result. */
+struct row_place {
+    float *out; /* NULL: there is no such row, but its entries are those of the span's last one */
+    int low, high; /* entries [low, high) are visible */
+};
+
+/* Kept in shared memory by a prompt's block: registers would hold it through the loop over keys. */
+struct prefill_kept {
+    struct reach reach;
+    struct row_place rows[PREFILL_ROWS];
 };
 
 /* Per head size and format E of the pages, 2 for bf16, 1 for e4m3 and 0 for codes with factors:
@@ -50,7 +64,7 @@ template <int D, int E> struct shape {
     static const int PREFILL_KEYS = PREFILL_PAGES * P; /* keys of a stage */
     static const int PREFILL_BYTES = PREFILL_PAGES * PAGE;
     static const int PREFILL_SHARED =
-        PREFILL_STAGES * (PREFILL_BYTES + 8) + (int)sizeof(struct reach);
+        PREFILL_STAGES * (PREFILL_BYTES + 8) + (int)sizeof(struct prefill_kept);
 };
 
 struct attend_args {
@@ -75,12 +89,13 @@ struct attend_args {
 
 /* ---- The tile: 16 rows, in the fragments of mma.m16n8k16 ---- */
 
-/* The two rows of this lane (g and g + 8). */
+/* The 16 rows of a tile. A lane has two, g and g + 8. */
 struct rows {
-    const float *q[2]; /* NULL: no such row */
-    float *out[2];
-    int low[2], high[2]; /* entries [low, high) are visible; empty where there is no row */
-    int most;            /* largest `high` of the tile's 16 rows */
+    const struct row_place
+        *places;         /* the lane's two are [0] and [8], in shared memory, because only
+                            some tiles of keys need them; NULL: all see [clear, length) */
+    int most;            /* largest `high` of the rows */
+    int clear, clear_to; /* all see [clear, clear_to); empty where scores are capped */
 };
 
 template <int D> struct tile {
@@ -100,7 +115,7 @@ template <int D> static __device__ __forceinline__ void tile_start(struct tile<D
     for (int n = 0; n < D / 8; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) t.o[n][i] = 0;
-    t.m[0] = t.m[1] = -INFINITY;
+    t.m[0] = t.m[1] = NOTHING_SEEN;
     t.l[0] = t.l[1] = 0;
 }
 
@@ -109,13 +124,13 @@ template <int D> static __device__ __forceinline__ void tile_start(struct tile<D
  * product does not depend on the order of dims. E4m3 is multiplied as float16, which represents its
  * numbers and keeps more digits of the queries. */
 template <int D, int E>
-static __device__ __forceinline__ void tile_pack_queries(struct tile<D> &t, const struct rows &r,
-                                                         int lane) {
+static __device__ __forceinline__ void tile_pack_queries(struct tile<D> &t,
+                                                         const float *const rows[2], int lane) {
 #pragma unroll
     for (int k = 0; k < D / 16; k++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const float *q = r.q[i & 1];
+            const float *q = rows[i & 1];
             int dim = 16 * k + (E == 1 ? 2 : 8) * (i >> 1) + (E == 1 ? 4 : 2) * (lane & 3);
             float2 pair = {0, 0};
             if (q) pair = *(const float2 *)(q + dim);
@@ -124,12 +139,12 @@ static __device__ __forceinline__ void tile_pack_queries(struct tile<D> &t, cons
 }
 
 template <int D, int E>
-static __device__ __forceinline__ void tile_load_queries(struct tile<D> &t, const struct rows &r,
-                                                         int lane) {
+static __device__ __forceinline__ void tile_load_queries(struct tile<D> &t,
+                                                         const float *const rows[2], int lane) {
     if (E == 0)
-        row8_load_queries<D>(t.q, t.by, r.q, lane);
+        row8_load_queries<D>(t.q, t.by, rows, lane);
     else
-        tile_pack_queries<D, E>(t, r, lane);
+        tile_pack_queries<D, E>(t, rows, lane);
 }
 
 /* The page of key `key`, of the pages that lie one after the other at `stage`. */
@@ -152,7 +167,7 @@ static __device__ __forceinline__ void mma_e4m3(float c[4], const uint32_t a[4],
     ptx_mma_f16(c, a, ptx_f16_of_e4m3(four & 0xffff), ptx_f16_of_e4m3(four >> 16));
 }
 
-/* s[n][i]: score of row g + 8 (i >> 1) and key 8 n + 2 t + (i & 1), in units of log 2. */
+/* s[n][i]: product of row g + 8 (i >> 1) and key 8 n + 2 t + (i & 1). */
 template <int D, int E>
 static __device__ __forceinline__ void tile_scores(const struct tile<D> &t, const char *stage,
                                                    int key, int lane, float s[2][4]) {
@@ -185,19 +200,42 @@ static __device__ __forceinline__ float row_sum(float x) {
     return x + __shfl_xor_sync(WARP_ALL, x, 2);
 }
 
-/* Turns scores into probabilities relative to the new maximum; returns the factor of the old
- * sums. */
-static __device__ __forceinline__ float row_softmax(float &m, float &l, float s0[2], float s1[2]) {
-    float top = fmaxf(m, row_max(fmaxf(fmaxf(s0[0], s0[1]), fmaxf(s1[0], s1[1]))));
-    float base = top == -INFINITY ? 0 : top;
-    float keep = ptx_exp2(__fadd_rn(m, -base));
-    s0[0] = ptx_exp2(__fadd_rn(s0[0], -base));
-    s0[1] = ptx_exp2(__fadd_rn(s0[1], -base));
-    s1[0] = ptx_exp2(__fadd_rn(s1[0], -base));
-    s1[1] = ptx_exp2(__fadd_rn(s1[1], -base));
-    m = top;
-    l = fmaf(l, keep, __fadd_rn(__fadd_rn(s0[0], s0[1]), __fadd_rn(s1[0], s1[1])));
-    return keep;
+static __device__ __forceinline__ float most_of_row(const float s[2][4], int i) {
+    return fmaxf(fmaxf(s[0][2 * i], s[0][2 * i + 1]), fmaxf(s[1][2 * i], s[1][2 * i + 1]));
+}
+
+/* Moves the rows' maxima to those of their scores; keep: the factors of the sums so far. */
+template <int D>
+static __device__ __forceinline__ void tile_rescale(struct tile<D> &t, const float s[2][4],
+                                                    float keep[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const float top = fmaxf(t.m[i], row_max(most_of_row(s, i)));
+        keep[i] = ptx_exp2(__fadd_rn(t.m[i], -top));
+        t.m[i] = top;
+#pragma unroll
+        for (int n = 0; n < D / 8; n++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) t.o[n][2 * i + j] = __fmul_rn(t.o[n][2 * i + j], keep[i]);
+    }
+}
+
+/* Turns scores into exponentials relative to the rows' maxima, and adds them up. One vote tells
+ * whether a maximum moves, so lanes exchange maxima only then. */
+template <int D>
+static __device__ __forceinline__ void tile_softmax(struct tile<D> &t, float s[2][4]) {
+    float keep[2] = {1, 1};
+    if (__any_sync(WARP_ALL, most_of_row(s, 0) > t.m[0] || most_of_row(s, 1) > t.m[1]))
+        tile_rescale<D>(t, s, keep);
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) s[n][i] = ptx_exp2(__fadd_rn(s[n][i], -t.m[i >> 1]));
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        t.l[i] = fmaf(t.l[i], keep[i],
+                      __fadd_rn(__fadd_rn(s[0][2 * i], s[0][2 * i + 1]),
+                                __fadd_rn(s[1][2 * i], s[1][2 * i + 1])));
 }
 
 /* Values at or after the stream's end may be NaN, and 0 * NaN is NaN. */
@@ -243,8 +281,8 @@ static __device__ __forceinline__ void add_values_e4m3(float o[2][4], const uint
     ptx_mma_f16(o[1], p, b[2], b[3]);
 }
 
-/* TAIL: some of the keys are beyond the end of the stream. A parameter of the template, because in
- * one loop for both the branch would keep each product behind its own load. */
+/* TAIL: some of the keys may be beyond the end of the stream. A parameter of the template, because
+ * in one loop for both the branch would keep each product behind its own load. */
 template <int D, int E, bool TAIL>
 static __device__ __forceinline__ void tile_add_values(struct tile<D> &t, const char *stage,
                                                        int key, int lane, const uint32_t p[4],
@@ -268,45 +306,61 @@ static __device__ __forceinline__ void tile_add_values(struct tile<D> &t, const 
     }
 }
 
-/* Processes 16 keys: from row `key` of the stage and entry `entry` of the stream on. All lanes of a
- * warp. */
-template <int D, int E>
-static __device__ __forceinline__ void tile_step(struct tile<D> &t, const struct rows &r,
-                                                 const char *stage, int key, int entry, int length,
-                                                 float scale, float cap, int lane) {
-    float s[2][4], keep[2];
+/* Turns products into logits, in units of log 2; -INFINITY where a row does not see an entry. */
+static __device__ __forceinline__ void tile_mask(float s[2][4], const struct rows &r,
+                                                 const struct attend_args &a, int entry, int length,
+                                                 int lane) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int low = r.places ? r.places[8 * i].low : r.clear;
+        const int high = r.places ? r.places[8 * i].high : length;
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            float &score = s[k >> 1][2 * i + (k & 1)];
+            const int e = entry + 8 * (k >> 1) + 2 * (lane & 3) + (k & 1);
+            score = logit_of(score, a.scale, a.cap);
+            if (e < low || e >= high) score = -INFINITY;
+        }
+    }
+}
+
+/* MASKED: some row does not see all of the keys, or scores are capped. A parameter of the template,
+ * because most tiles of keys need no mask, and a branch for each score would keep the products
+ * apart. Both give a row the same bits. */
+template <int D, int E, bool MASKED>
+static __device__ __forceinline__ void tile_step_as(struct tile<D> &t, const struct rows &r,
+                                                    const struct attend_args &a, const char *stage,
+                                                    int key, int entry, int length, int lane) {
+    float s[2][4];
     const char *page = stage_page<D, E>(stage, key);
     const int place = key % shape<D, E>::P; /* the key's place in its page */
     if (E == 0)
         row8_scores<D>(t.q, t.by, page, place, lane, s);
     else
         tile_scores<D, E>(t, stage, key, lane, s);
+    if (MASKED) tile_mask(s, r, a, entry, length, lane);
 #pragma unroll
-    for (int n = 0; n < 2; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int e = entry + 8 * n + 2 * (lane & 3) + (i & 1);
-            bool seen = e >= r.low[i >> 1] && e < r.high[i >> 1];
-            s[n][i] = seen ? logit_of(s[n][i], scale, cap) : -INFINITY;
-        }
-    keep[0] = row_softmax(t.m[0], t.l[0], &s[0][0], &s[1][0]);
-    keep[1] = row_softmax(t.m[1], t.l[1], &s[0][2], &s[1][2]);
-    if (__any_sync(WARP_ALL, keep[0] != 1 || keep[1] != 1)) {
-#pragma unroll
-        for (int n = 0; n < D / 8; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) t.o[n][i] = __fmul_rn(t.o[n][i], keep[i >> 1]);
-    }
+    for (int i = 0; !MASKED && i < 8; i++) s[i >> 2][i & 3] = __fmul_rn(s[i >> 2][i & 3], a.scale);
+    tile_softmax<D>(t, s);
     if (E == 0) {
         row8_add_values<D>(t.o, page, place, lane, s);
         return;
     }
     const uint32_t p[4] = {pack<E>(s[0][0], s[0][1]), pack<E>(s[0][2], s[0][3]),
                            pack<E>(s[1][0], s[1][1]), pack<E>(s[1][2], s[1][3])};
-    if (entry + TILE_KEYS > length)
-        tile_add_values<D, E, true>(t, stage, key, lane, p, entry, length);
+    tile_add_values<D, E, MASKED>(t, stage, key, lane, p, entry, length);
+}
+
+/* Processes 16 keys: from row `key` of the stage and entry `entry` of the stream on. All lanes of a
+ * warp. */
+template <int D, int E>
+static __device__ __forceinline__ void tile_step(struct tile<D> &t, const struct rows &r,
+                                                 const struct attend_args &a, const char *stage,
+                                                 int key, int entry, int length, int lane) {
+    if (entry >= r.clear && entry + TILE_KEYS <= r.clear_to)
+        tile_step_as<D, E, false>(t, r, a, stage, key, entry, length, lane);
     else
-        tile_add_values<D, E, false>(t, stage, key, lane, p, entry, length);
+        tile_step_as<D, E, true>(t, r, a, stage, key, entry, length, lane);
 }
 
 /* ---- Folding chunks ---- */
@@ -345,30 +399,53 @@ static __device__ __forceinline__ float fold_end(struct fold f, float o) {
 
 /* ---- Rows of a span ---- */
 
-/* Stores packed row `index` of the span at place i of *r. */
-static __device__ __forceinline__ void set_row(struct rows &r, int i, int index,
-                                               const struct attend_args &a, const struct span &s,
-                                               const int32_t *table, int length, int head) {
-    r.q[i] = NULL;
-    r.out[i] = NULL;
-    r.low[i] = r.high[i] = 0;
-    if (index >= s.count * a.group) return;
-    int token = index / a.group, own = index % a.group;
-    int64_t row = s.row + token, to = row * a.pages.heads_kv + head;
-    r.q[i] = a.queries + row * a.stride + (head * a.heads + a.query + own) * a.pages.head_dim;
-    r.out[i] = a.out + (to * a.group + own) * a.pages.head_dim;
-    r.high[i] = length - s.count + token + 1;
-    if (a.sliding_window)
-        r.low[i] = pages_before(a.pages, table, length, s.pos + token - a.sliding_window + 1);
+/* The first entry that a token of the span sees. */
+static __device__ __forceinline__ int window_start(const struct attend_args &a,
+                                                   const struct span &s, const int32_t *table,
+                                                   int length, int token) {
+    if (!a.sliding_window) return 0;
+    return pages_before_last(a.pages, table, length, s.pos + token - a.sliding_window + 1,
+                             s.pos + s.count - 1);
 }
 
-static __device__ __forceinline__ void set_rows(struct rows &r, int first, int lane,
-                                                const struct attend_args &a, const struct span &s,
-                                                const int32_t *table, int length, int head) {
-    set_row(r, 0, first + (lane >> 2), a, s, table, length, head);
-    set_row(r, 1, first + (lane >> 2) + 8, a, s, table, length, head);
-    int last = first + TILE_ROWS - 1, all = s.count * a.group - 1;
-    r.most = first > all ? 0 : length - s.count + (last < all ? last : all) / a.group + 1;
+/* Packed row `index` of a span, and *queries, its own; NULL where there is no such row. */
+static __device__ __forceinline__ struct row_place
+place_of_row(const struct attend_args &a, const struct span &s, const int32_t *table, int length,
+             int head, int index, const float **queries) {
+    const int rows = s.count * a.group, at = index < rows ? index : rows - 1;
+    int token = at / a.group, own = at % a.group;
+    int64_t row = s.row + token, to = row * a.pages.heads_kv + head;
+    struct row_place place = {NULL, window_start(a, s, table, length, token),
+                              length - s.count + token + 1};
+    *queries = NULL;
+    if (at != index) return place;
+    *queries = a.queries + row * a.stride + (head * a.heads + a.query + own) * a.pages.head_dim;
+    place.out = a.out + (to * a.group + own) * a.pages.head_dim;
+    return place;
+}
+
+/* Packed rows from `first` on, whose places are written to shared memory, and the lane's queries.
+ * All lanes of a warp: lane 0 has the first row, which sees the fewest new entries, lane 31 the
+ * last one, which sees the fewest old ones. */
+static __device__ __forceinline__ struct rows
+rows_of(const struct attend_args &a, const struct span &s, const int32_t *table, int length,
+        int head, int first, struct row_place *places, const float *queries[2], int lane) {
+    struct rows r;
+    struct row_place own[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int index = (lane >> 2) + 8 * i;
+        own[i] = place_of_row(a, s, table, length, head, first + index, &queries[i]);
+        if ((lane & 3) == 0) places[index] = own[i];
+    }
+    __syncwarp();
+    const int least = __shfl_sync(WARP_ALL, own[0].high, 0);
+    const int most = __shfl_sync(WARP_ALL, own[1].high, 31);
+    r.places = places + (lane >> 2);
+    r.most = first < s.count * a.group ? most : 0;
+    r.clear = __shfl_sync(WARP_ALL, own[1].low, 31);
+    r.clear_to = a.cap > 0 ? 0 : least;
+    return r;
 }
 
 /* Fetches pages [page, page + PAGES) of the stream, BYTES each, as far as they are before

@@ -124,27 +124,33 @@ static __global__ void k_own_states(struct pages p, const struct span *spans) {
     if (threadIdx.x == 0) *length = count;
 }
 
-/* A thread per stream: pages, positions, the new length. */
+/* LANES threads per stream: pages, positions, the new length. With 32, a warp shares the entries of
+ * a prompt. */
+template <int LANES>
 static __global__ void k_append(struct pages all, const struct span *spans, int count) {
-    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / LANES;
+    const int lane = (int)threadIdx.x % LANES;
     if (i >= (int64_t)count * all.streams || pages_failed(all)) return;
     const struct span s = spans[i / all.streams];
-    int stream = (int)(i % all.streams);
+    const int stream = (int)(i % all.streams);
     const struct stream_place place = all.stream_places[stream];
     const struct pages p = pages_with(all, place.slots);
     int32_t *table = pages_table(p, s.slot, stream);
     int32_t *length = pages_length(p, s.slot, stream);
-    int from = pages_for(p, *length), to = pages_for(p, *length + s.count);
-    if (to > from) {
-        unsigned long long place = pages_take(p, to - from);
-        for (int page = from; page < to; page++) table[page] = pages_taken(p, place++);
-    }
-    for (int entry = *length, k = 0; k < s.count; entry++, k++) {
-        int64_t side = pages_side(p, table, entry);
+    const int old = *length, from = pages_for(p, old), to = pages_for(p, old + s.count);
+    unsigned long long taken = 0;
+    if (to > from && lane == 0) taken = pages_take(p, to - from);
+    if (LANES > 1) taken = __shfl_sync(WARP_ALL, taken, 0);
+    for (int page = from + lane; page < to; page += LANES)
+        table[page] = pages_taken(p, taken + (unsigned long long)(page - from));
+    if (LANES > 1) __syncwarp();
+    for (int k = lane; k < s.count; k += LANES) {
+        const int64_t side = pages_side(p, table, old + k);
         p.pos[side] = s.pos + k;
         p.score[side] = s.score;
     }
-    *length += s.count;
+    if (lane > 0) return;
+    *length = old + s.count;
     if (s.begins && place.head == 0)
         p.weights[(int64_t)s.slot * p.layers + place.layer] = 0; /* not measured */
 }
@@ -174,8 +180,12 @@ static void append(struct cuda *cuda, const struct kern_batch *batch) {
         LAUNCH(cuda->device, k_own_states,
                dim3((unsigned)cuda->options.states, (unsigned)step->span_count), THREADS, 0, *p,
                step->spans);
-    LAUNCH(cuda->device, k_append, blocks_for(streams, THREADS), THREADS, 0, *p, step->spans,
-           step->span_count);
+    if (step->decode_count == step->span_count)
+        LAUNCH(cuda->device, k_append<1>, blocks_for(streams, THREADS), THREADS, 0, *p, step->spans,
+               step->span_count);
+    else
+        LAUNCH(cuda->device, k_append<32>, blocks_for(streams, THREADS / 32), THREADS, 0, *p,
+               step->spans, step->span_count);
 }
 
 /* ---- The batch on the device ---- */

@@ -420,12 +420,13 @@ static bool may_overlap(struct device *device) {
     bool joined = device->joined;
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     const cudaGraphNode_t *before = NULL;
+    const cudaGraphEdgeData *edges = NULL; /* without a place for them, the query may fail */
     cudaGraphNodeType type = cudaGraphNodeTypeEmpty;
     size_t count = 0;
     device->joined = false;
     if (device->serial || joined) return false;
     if (!device->capturing) return true;
-    return cudaStreamGetCaptureInfo(device->stream, &status, NULL, NULL, &before, NULL, &count) ==
+    return cudaStreamGetCaptureInfo(device->stream, &status, NULL, NULL, &before, &edges, &count) ==
                cudaSuccess &&
            status == cudaStreamCaptureStatusActive && count == 1 &&
            cudaGraphNodeGetType(before[0], &type) == cudaSuccess && type == cudaGraphNodeTypeKernel;

@@ -345,6 +345,16 @@ static __device__ __forceinline__ int pages_before(const struct pages &p, const 
     return low;
 }
 
+/* The same for a stream whose last entry is at position `last`. Positions ascend, so at most last -
+ * pos + 1 entries are not before `pos`; without evictions they are so many, and one is read. */
+static __device__ __forceinline__ int pages_before_last(const struct pages &p, const int32_t *table,
+                                                        int length, int pos, int last) {
+    const int least = length - (last - pos + 1);
+    if (least <= 0) return pages_before(p, table, length, pos);
+    if (p.pos[pages_side(p, table, least)] >= pos) return least;
+    return pages_before(p, table, length, pos);
+}
+
 /* Makes pages [from, to) of a row its own, by a whole block; enough are free. `room`: shared. */
 static __device__ __forceinline__ void pages_own(const struct pages &p, int32_t *table, int from,
                                                  int to, int32_t *room) {

@@ -13,11 +13,8 @@ static __device__ __forceinline__ struct reach reach_of(const struct attend_args
     r.length = *pages_length(a.pages, s.slot, stream);
     int last = first + PREFILL_ROWS - 1, all = s.count * a.group - 1;
     r.end = r.length - s.count + (last < all ? last : all) / a.group + 1;
-    r.begin = 0;
-    if (a.sliding_window)
-        r.begin = pages_before(a.pages, r.table, r.length,
-                               s.pos + first / a.group - a.sliding_window + 1) /
-                  CHUNK_KEYS * CHUNK_KEYS;
+    r.begin =
+        window_start(a, s, r.table, r.length, first / a.group) / S::PREFILL_KEYS * S::PREFILL_KEYS;
     /* Whole tiles of keys, up to the end of the stream: masked keys are multiplied by zero. */
     int tiles_end = (r.end + TILE_KEYS - 1) / TILE_KEYS * TILE_KEYS;
     r.page = r.begin / S::P;
@@ -66,9 +63,9 @@ static __device__ __forceinline__ void total_start(struct total<D> &all,
  * of loads and stores: with a branch around them, registers are spilled. */
 template <int D, int E, bool END>
 static __device__ __forceinline__ void total_pairs(struct total<D> &all, const struct tile<D> &t,
-                                                   struct fold_weights w, const struct rows &r,
-                                                   int i, int first, int lane) {
-    const bool IN_OUTPUT = total<D>::IN_OUTPUT, there = r.high[i] > 0;
+                                                   struct fold_weights w, float *out, int i,
+                                                   int first, int lane) {
+    const bool IN_OUTPUT = total<D>::IN_OUTPUT, there = out != NULL;
     float2 sum[TOTAL_PAIRS];
 #pragma unroll
     for (int n = 0; n < TOTAL_PAIRS; n++) {
@@ -76,7 +73,7 @@ static __device__ __forceinline__ void total_pairs(struct total<D> &all, const s
         if (!IN_OUTPUT)
             sum[n] = all.o[i][first + n];
         else if (all.begun && there)
-            sum[n] = *(const float2 *)(r.out[i] + tile_dim<E>(first + n, lane));
+            sum[n] = *(const float2 *)(out + tile_dim<E>(first + n, lane));
     }
 #pragma unroll
     for (int n = 0; n < TOTAL_PAIRS; n++) {
@@ -84,8 +81,7 @@ static __device__ __forceinline__ void total_pairs(struct total<D> &all, const s
         sum[n] = {fold_value(w, sum[n].x, add.x), fold_value(w, sum[n].y, add.y)};
         if (!IN_OUTPUT) all.o[i][first + n] = sum[n];
         if (END) sum[n] = {fold_end(all.f[i], sum[n].x), fold_end(all.f[i], sum[n].y)};
-        if ((END || IN_OUTPUT) && there)
-            *(float2 *)(r.out[i] + tile_dim<E>(first + n, lane)) = sum[n];
+        if ((END || IN_OUTPUT) && there) *(float2 *)(out + tile_dim<E>(first + n, lane)) = sum[n];
     }
 }
 
@@ -99,7 +95,7 @@ static __device__ __forceinline__ void total_fold(struct total<D> &all, struct t
         struct fold_weights w = fold_chunk(all.f[i], t.m[i], row_sum(t.l[i]));
 #pragma unroll
         for (int n = 0; n < D / 8; n += TOTAL_PAIRS)
-            total_pairs<D, E, END>(all, t, w, r, i, n, lane);
+            total_pairs<D, E, END>(all, t, w, r.places[8 * i].out, i, n, lane);
     }
     all.begun = true;
     tile_start<D>(t);
@@ -113,37 +109,36 @@ static __global__ void __launch_bounds__(shape<D, E>::PREFILL_WARPS * 32, 1)
     SHARED_MEMORY(shared);
     uint64_t *barriers = (uint64_t *)(shared + S::PREFILL_STAGES * S::PREFILL_BYTES);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    struct prefill_kept *kept = (struct prefill_kept *)(barriers + S::PREFILL_STAGES);
     if (threadIdx.x == 0) fetch_open(barriers, S::PREFILL_STAGES, S::PREFILL_WARPS * 32);
-    __syncthreads();
     ptx_overlap_grids();
     if (pages_failed(a.pages)) return;
     const struct prefill_tile place = a.tiles[blockIdx.x];
     const struct span s = a.spans[place.span];
-    const struct reach reach = reach_of<D, E>(a, s, place.first, blockIdx.y);
+    if (threadIdx.x == 0) kept->reach = reach_of<D, E>(a, s, place.first, blockIdx.y);
+    __syncthreads();
+    const struct reach &reach = kept->reach;
     for (int i = 0; i < S::PREFILL_STAGES; i++) prefill_fetch<D, E>(a, reach, i, shared, barriers);
-    /* Later copies find the pages here: registers would have to hold them through the loop. */
-    struct reach *kept = (struct reach *)(barriers + S::PREFILL_STAGES);
-    if (threadIdx.x == 0) *kept = reach;
-
-    struct rows r;
+    const float *queries[2];
     struct tile<D> t;
     struct total<D> all;
     int first = place.first + warp * TILE_ROWS;
     total_start<D>(all, a, first + (lane >> 2));
-    set_rows(r, first, lane, a, s, reach.table, reach.length, blockIdx.y);
-    tile_load_queries<D, E>(t, r, lane);
+    const struct rows r = rows_of(a, s, reach.table, reach.length, blockIdx.y, first,
+                                  kept->rows + warp * TILE_ROWS, queries, lane);
+    tile_load_queries<D, E>(t, queries, lane);
     tile_start<D>(t);
     for (int i = 0; i < reach.stages; i++) {
         int at = i % S::PREFILL_STAGES, entry = reach.begin + i * S::PREFILL_KEYS;
         ptx_barrier_wait(&barriers[at], (uint32_t)(i / S::PREFILL_STAGES) & 1);
         for (int key = 0; key < S::PREFILL_KEYS && entry + key < r.most; key += TILE_KEYS) {
-            tile_step<D, E>(t, r, shared + at * S::PREFILL_BYTES, key, entry + key, reach.length,
-                            a.scale, a.cap, lane);
+            tile_step<D, E>(t, r, a, shared + at * S::PREFILL_BYTES, key, entry + key, reach.length,
+                            lane);
         }
         if ((entry + S::PREFILL_KEYS) % CHUNK_KEYS == 0 && entry < r.most)
             total_fold<D, E, false>(all, t, r, lane);
         __syncthreads();
-        prefill_fetch<D, E>(a, *kept, i + S::PREFILL_STAGES, shared, barriers);
+        prefill_fetch<D, E>(a, reach, i + S::PREFILL_STAGES, shared, barriers);
     }
     total_fold<D, E, true>(all, t, r, lane);
 }

@@ -343,6 +343,57 @@ Test(emu_attend, stale_entries_do_not_count) {
     }
 }
 
+/* Writes rows of a sequence without attention to them; NULL: NaN. */
+static void write_alone(struct bench *b, int pos, int count, const float *rows) {
+    struct kern_span span = {.count = count, .pos = pos};
+    struct kern_batch batch = {.spans = &span, .rows = count, .span_count = 1};
+    float *qkv = put(b->kern, rows, (size_t)(count * b->stride));
+    MUST(b->kern->ops->begin_step(b->kern, &batch));
+    b->kern->ops->write_kv(b->kern, 0, qkv, NULL, &batch);
+    b->kern->ops->mem_free(b->kern, qkv);
+}
+
+/* Entries of stages wholly before a sliding window are not read: were they, their NaN would be
+ * multiplied by zero. */
+Test(emu_attend, nothing_before_the_window_is_read) {
+    static const enum kern_dtype dtypes[] = {KERN_BF16, KERN_E4M3, KERN_ROW8};
+    for (int i = 0; i < 3; i++) {
+        const struct shape shape = {64, 4, 2, 37, dtypes[i], false, 0};
+        struct bench b = open_bench(&shape);
+        int32_t held[TOKENS];
+        identity(held);
+        write_alone(&b, 0, 128, NULL);
+        write_alone(&b, 128, 64, row_of(&b, 0, 128));
+        append(&b, 0, 192, 256);
+        append(&b, 0, 256, 257); /* the window begins in the first chunk */
+        check_token(&b, 0, 192, held, 193);
+        check_token(&b, 0, 255, held, 256);
+        check_token(&b, 0, 256, held, 257);
+        close_bench(&b);
+    }
+}
+
+/* Scores that climb move the maxima of rows, of each row at its own time; the bits are the same in
+ * tiles of prompts and in decoding. */
+Test(emu_attend, maxima_follow_climbing_scores) {
+    const struct shape shape = {64, 4, 2, 0, KERN_BF16, false, 0};
+    struct bench b = open_bench(&shape);
+    int32_t held[TOKENS];
+    identity(held);
+    for (int pos = 0; pos < 70; pos++)
+        for (int i = 0; i < 2 * 64; i++) {
+            float *key = b.table + pos * b.stride + 4 * 64 + i;
+            *key *= 1 + (float)pos / 8;
+        }
+    memcpy(b.table + TOKENS * b.stride, b.table, (size_t)(70 * b.stride) * sizeof *b.table);
+    append(&b, 0, 0, 70);
+    append(&b, 1, 0, 33);
+    for (int pos = 33; pos < 70; pos++) append(&b, 1, pos, pos + 1);
+    cr_assert_arr_eq(b.kept[0], b.kept[1], (size_t)(70 * b.out_size) * sizeof *b.kept[0]);
+    for (int pos = 0; pos < 70; pos += 23) check_token(&b, 0, pos, held, pos + 1);
+    close_bench(&b);
+}
+
 /* ---- Devices with less shared memory ---- */
 
 /* Compute capabilities: 9.0; as much memory, but copies by threads; less memory, with both. */
