@@ -1,6 +1,6 @@
 """Compares the pixels that keepd prepares of pictures' files with those of the published processors that work with Pillow.
 
-    python compare_pictures.py --driver ../build/dev/tests/picture_tiles FILE...
+    python compare_pictures.py --driver ../build/dev/tests/golden/picture_tiles FILE...
 
 Pixels under transparent ones are white, which the processors leave to their callers: each gets the file laid over white. Needs
 transformers and Pillow before version 13; no weights."""

@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "daemon/fit_chats.h"
+#include "engine/engine_pictures.h"
 
 #define FIT_TEXT_BYTES_MAX ((size_t)64 << 20)
 #define FIT_MEASURED_MAX   6 /* texts of the table */
@@ -376,7 +377,16 @@ static struct engine_request fit_request(const struct engine_fit_text *text, con
     };
 }
 
-/* Computes the nats per token of the second half; rows of pictures are no tokens. */
+/* Returns whether the engine can score a text: it takes its pictures, and the second half has a
+ * token that is no row of a picture. */
+static bool fit_can_score(const struct engine *engine, const struct engine_fit_text *text) {
+    bool scored = false;
+    for (int i = text->count / 2; i < text->count; i++)
+        scored = scored || !engine_is_picture_id(text->ids[i]);
+    return scored && (text->picture_row_count == 0 || engine_info(engine)->pictures);
+}
+
+/* Computes the nats per token of the second half of a text that the engine can score. */
 static int fit_score(struct bench *bench, struct engine *engine, const struct engine_fit_text *text,
                      const char *policy, int part, double *nats, struct fault *fault) {
     struct engine_job *job = mem_must_alloc(1, sizeof *job);
@@ -385,12 +395,11 @@ static int fit_score(struct bench *bench, struct engine *engine, const struct en
     double sum = 0;
     int count = 0;
     for (int i = text->count / 2; i < text->count && !rc; i++) {
-        const double logprob = (double)job->prompt_tokens[i].logprob;
-        if (isnan(logprob)) continue;
-        sum -= logprob;
+        if (engine_is_picture_id(text->ids[i])) continue;
+        sum -= (double)job->prompt_tokens[i].logprob;
         count++;
     }
-    *nats = sum / (count ? count : 1);
+    *nats = sum / count;
     engine_job_close(job);
     mem_free(job);
     return rc;
@@ -438,26 +447,42 @@ static void print_advice(FILE *out, const struct fit_cell global[FIT_PARTS], dou
                 part);
 }
 
+/* Compares the policies on a text, whose number among those that are compared is `t`. */
+static int fit_compare(struct bench *bench, struct engine *engine,
+                       const struct engine_fit_text *text, int t, int count,
+                       struct fit_cell cells[FIT_POLICIES][FIT_PARTS],
+                       struct fit_progress *progress, struct fault *fault) {
+    const int each = FIT_POLICIES * FIT_PARTS;
+    double full = 0;
+    fit_progress_show(progress, "comparing", t * each, count * each, NAN);
+    int rc = fit_score(bench, engine, text, "full", 0, &full, fault);
+    for (int i = 0; i < each && !rc; i++) {
+        struct fit_cell *cell = &cells[i / FIT_PARTS][i % FIT_PARTS];
+        rc = fit_score(bench, engine, text, fit_policies[i / FIT_PARTS], fit_parts[i % FIT_PARTS],
+                       &cell->nats[t], fault);
+        cell->nats[t] -= full;
+        cell->count = t + 1;
+        if (!rc) fit_progress_show(progress, "comparing", t * each + i + 1, count * each, NAN);
+    }
+    return rc;
+}
+
 int fit_measure(struct bench *bench, struct engine *engine, const struct engine_fitted *fitted,
                 FILE *log, FILE *out, struct fault *fault) {
+    const struct engine_fit_text *texts[FIT_MEASURED_MAX];
     struct fit_cell cells[FIT_POLICIES][FIT_PARTS] = {0};
     struct fit_progress progress = fit_progress_to(NULL, log);
-    const int held = fitted->held_out_count, each = FIT_POLICIES * FIT_PARTS;
-    const int count = held < FIT_MEASURED_MAX ? held : FIT_MEASURED_MAX;
-    int rc = 0;
-    for (int t = 0; t < count && !rc; t++) {
-        double full = 0;
-        fit_progress_show(&progress, "comparing", t * each, count * each, NAN);
-        rc = fit_score(bench, engine, &fitted->held_out[t], "full", 0, &full, fault);
-        for (int i = 0; i < each && !rc; i++) {
-            struct fit_cell *cell = &cells[i / FIT_PARTS][i % FIT_PARTS];
-            rc = fit_score(bench, engine, &fitted->held_out[t], fit_policies[i / FIT_PARTS],
-                           fit_parts[i % FIT_PARTS], &cell->nats[t], fault);
-            cell->nats[t] -= full;
-            cell->count = t + 1;
-            if (!rc) fit_progress_show(&progress, "comparing", t * each + i + 1, count * each, NAN);
-        }
+    int count = 0, rc = 0;
+    for (int i = 0; i < fitted->held_out_count && count < FIT_MEASURED_MAX; i++)
+        if (fit_can_score(engine, &fitted->held_out[i])) texts[count++] = &fitted->held_out[i];
+    if (!count) {
+        fputs("There is no table: the second halves of the texts that were held out are pictures, "
+              "or this engine takes none.\n",
+              log);
+        return 0;
     }
+    for (int t = 0; t < count && !rc; t++)
+        rc = fit_compare(bench, engine, texts[t], t, count, cells, &progress, fault);
     if (rc) return rc;
     print_table(out, cells);
     fputc('\n', out);

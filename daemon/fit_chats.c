@@ -37,6 +37,10 @@ static int read_picture(const struct oai_picture *from, const struct picture_for
     if (!rc) rc = picture_read(bytes, size, deadline, &rgb, &why);
     mem_free(bytes);
     if (!rc) rc = picture_prepare(&rgb, form, from->low, &picture, &why);
+    if (rc == ERR_BUSY)
+        fault_set(&why, rc, NULL,
+                  "the pictures of all chats may take %lld MiB once they are resized: give fewer",
+                  (long long)(PICTURE_MEMORY_MAX >> 20));
     mem_free(rgb.pixels);
     if (!rc) {
         rc = add_picture(out, picture);

@@ -154,7 +154,7 @@ static int find_encoder(const struct encoder_side *side, bool *found, struct fau
     if (gguf_is_path(dir) || check_encoder_place(side, &ignored) != 0) return 0;
     int rc = vision_config_of_directory(dir, &config, fault);
     *found = config.form.kind != PICTURE_NONE;
-    return rc;
+    return rc || !*found ? rc : check_text_model(side, &config, fault);
 }
 
 int encoder_open(struct engine *e, struct fault *fault) {

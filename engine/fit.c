@@ -34,6 +34,8 @@ struct fitting {
     int piece_count, piece_room;
     int plain_chats;               /* read as plain text */
     int tokens, entries;           /* the most in a text */
+    int rows;                      /* the most in a step */
+    int short_pieces;              /* left out, because too little of them can be measured */
     struct worth_text most;        /* the sizes of a measurement, at most */
     struct worth_text *measured;   /* [measured_count] of the first pieces; x NULL: in the file */
     uint8_t (*keys)[SHA256_BYTES]; /* [measured_count] */
@@ -110,6 +112,24 @@ static int add_piece(struct fitting *f, const struct fit_ids *all, size_t before
     return add_picture_rows(piece, all, from, to, before);
 }
 
+/* Leaves the last piece out if the windows that part no picture are too few. */
+static void drop_short_piece(struct fitting *f) {
+    struct engine_fit_text *piece = &f->pieces[f->piece_count - 1];
+    struct kern_given given;
+    struct worth_input input = {.count = piece->count, .given = &given, .given_count = 1};
+    for (int i = piece->picture_row_count - 1; i >= 0; i--) {
+        const struct picture_rows *rows = &piece->picture_rows[i];
+        given = (struct kern_given){.row = (int32_t)rows->at,
+                                    .count = rows->count,
+                                    .together = piece->pictures[rows->picture]->together};
+        input.count = worth_tokens(&input);
+    }
+    if (input.count >= 2 * WORTH_WINDOW) return;
+    close_piece(piece);
+    f->piece_count--;
+    f->short_pieces++;
+}
+
 /* Returns where a piece from token `from` on ends: at `to`, or before a tile that it would part. */
 static size_t undivided_end(const struct text_pictures *pictures, size_t from, size_t to) {
     for (int i = 0; i < pictures->row_count; i++) {
@@ -132,7 +152,9 @@ static int divide_ids(struct fitting *f, const struct fit_ids *all, struct fault
                              "a tile of a picture has more tokens than a text, %d: send it with "
                              "'detail': 'low', or smaller",
                              f->tokens);
-        if (before + end - at >= (size_t)TOKENS_LEAST) rc = add_piece(f, all, before, at, end);
+        if (before + end - at < (size_t)TOKENS_LEAST) continue;
+        rc = add_piece(f, all, before, at, end);
+        if (!rc) drop_short_piece(f);
     }
     return rc ? fault_set(fault, rc, "text", "no memory for its tokens") : 0;
 }
@@ -145,12 +167,11 @@ static int divide_chats(struct fitting *f, const struct engine_fit_source *sourc
         struct fit_ids all = {.held = source->pictures + shown};
         all.pictures.kind = f->form;
         all.pictures.pictures = (const struct picture *const *)all.held;
+        all.pictures.count = source->picture_count - shown;
         bool plain = false;
         rc = fit_chat_ids(&f->text, text, (size_t)(end - text), &all.pictures, arena, &all.ids,
                           &plain, fault);
         shown += all.pictures.count;
-        if (!rc && shown > source->picture_count)
-            rc = fault_set(fault, ERR_INVALID, "text", "pictures are missing");
         if (!rc) rc = divide_ids(f, &all, fault);
         f->plain_chats += plain;
         arena_reset(arena);
@@ -216,6 +237,10 @@ static int fitting_read_texts(struct fitting *f, uint64_t *random, struct fault 
     if (f->plain_chats)
         log_info("the model has no chat template for %d of the chats: they are read as plain text",
                  f->plain_chats);
+    if (f->short_pieces)
+        log_info("%d texts are left out: of each, less than %d tokens could be measured without "
+                 "parting a picture",
+                 f->short_pieces, 2 * WORTH_WINDOW);
     if (!rc && f->piece_count < 2)
         rc =
             fault_set(fault, ERR_INVALID, "text",
@@ -340,7 +365,7 @@ static int fitting_measure_model(struct fitting *f, struct kern *kern, uint64_t 
                                  struct fault *fault) {
     struct model_options options = engine_model_options(f->options);
     options.gates = "";
-    options.rows_max = WORTH_ROWS;
+    options.rows_max = f->rows;
     options.logits_max = 1;
     struct model *model = NULL;
     struct worth *worth = NULL;
@@ -353,7 +378,8 @@ static int fitting_measure_model(struct fitting *f, struct kern *kern, uint64_t 
                                   .d_model = config->d_model,
                                   .tokens = f->tokens,
                                   .entries = f->entries};
-    const struct worth_options what = {.tokens = f->tokens,
+    const struct worth_options what = {.rows = f->rows,
+                                       .tokens = f->tokens,
                                        .entries = f->entries,
                                        .kv_type = config->dtype == KERN_F32 ? KERN_F32 : KERN_BF16};
     rc = worth_layer_heads(config, &f->most.layer_heads);
@@ -562,6 +588,8 @@ int engine_fit_gates(const struct engine_options *options, const struct engine_f
     if (rc) return rc;
     mem_free(found.tool_template);
     f.form = found.pictures.kind;
+    /* A step has all of a text where a step's end could part pictures. */
+    f.rows = found.pictures.together ? ENGINE_FIT_TOKENS : WORTH_ROWS;
     f.tokens = found.max_model_len < ENGINE_FIT_TOKENS ? found.max_model_len : ENGINE_FIT_TOKENS;
     rc = open_work(&f, fault);
     if (rc) return rc;

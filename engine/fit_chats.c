@@ -48,7 +48,12 @@ int fit_chat_ids(const struct text *text, const char *context, size_t size,
     cJSON *tree = NULL;
     int rc = json_parse(context, size, &limits, &tree, fault);
     if (rc) return rc;
+    const int left = pictures->count;
     pictures->count = count_pictures(tree);
+    if (pictures->count > left) {
+        json_free(tree);
+        return fault_set(fault, ERR_INVALID, "text", "pictures are missing");
+    }
     rc = text_render_chat(text, tree, pictures->count ? pictures : NULL, CHAT_IDS_MAX, arena, out,
                           &refused);
     *plain = rc && !pictures->count;

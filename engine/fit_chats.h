@@ -7,8 +7,9 @@
 #include "text/text.h"
 
 /* Tokenises a chat, which is given as a template's context in JSON (struct chat_input). `pictures`:
- * those of this chat and of later ones; its `count` becomes that of this chat, and its rows lie in
- * the arena. *plain: it was read as plain text. ERR_MALFORMED, or the tokenizer's errors. */
+ * those of this chat and of later ones, `count` of them; then `count` is that of this chat, and the
+ * rows lie in the arena. *plain: it was read as plain text. ERR_MALFORMED, or the tokenizer's
+ * errors. */
 int fit_chat_ids(const struct text *text, const char *context, size_t size,
                  struct text_pictures *pictures, struct arena *arena, struct tok_ids *out,
                  bool *plain, struct fault *fault);

@@ -14,12 +14,12 @@ struct worth {
     struct kern *kern;
     struct model *model;
     struct worth_options options;
-    /* [WORTH_ROWS][d_model] what attention adds, in the backend's memory; `normed` behind a norm,
+    /* [rows][d_model] what attention adds, in the backend's memory; `normed` behind a norm,
      * NULL: there is none */
     float *branch, *normed;
-    float *rows, *added; /* [WORTH_ROWS][d_model] host memory */
-    float *factors;      /* [WORTH_ROWS] */
-    float *out;          /* [WORTH_ROWS / WORTH_WINDOW][heads_kv][entries] */
+    float *rows, *added; /* [rows][d_model] host memory */
+    float *factors;      /* [rows] */
+    float *out;          /* [rows / WORTH_WINDOW][heads_kv][entries] */
     /* The present step. */
     const struct kern_batch *batch;
     struct worth_text *text;
@@ -228,15 +228,19 @@ static void draw_entries(struct worth_text *text, uint64_t seed) {
             text->at[drawn++] = pos;
 }
 
-/* Returns how many of the rows [pos, end), whole windows, come before rows that see each other and
- * would be parted at `end`; all of them if none would. 0: they do not fit a step. */
-static int undivided_rows(const struct worth_input *input, int pos, int end) {
-    for (int g = 0; g < input->given_count; g++) {
+/* Returns the last end of a window up to `end` that parts no rows which see each other; not behind
+ * `pos`: there is none. */
+static int undivided_end(const struct worth_input *input, int pos, int end) {
+    for (int g = input->given_count - 1; g >= 0 && end > pos; g--) {
         const struct kern_given *given = &input->given[g];
         if (given->together && given->row < end && given->row + given->count > end)
-            return given->row > pos ? (given->row - pos) / WORTH_WINDOW * WORTH_WINDOW : 0;
+            end = given->row / WORTH_WINDOW * WORTH_WINDOW;
     }
-    return end - pos;
+    return end;
+}
+
+int worth_tokens(const struct worth_input *input) {
+    return undivided_end(input, 0, input->count - input->count % WORTH_WINDOW);
 }
 
 /* Gives the step the part of `from` that lies in its rows, those from position `pos` on. */
@@ -280,10 +284,10 @@ static int worth_step(struct worth *w, const struct worth_input *input, int pos,
 static int worth_read_text(struct worth *w, const struct worth_input *input, int count,
                            struct kern_given *given) {
     int rc = 0;
-    for (int pos = 0, rows; pos < count && !rc; pos += rows) {
-        rows = count - pos < WORTH_ROWS ? count - pos : WORTH_ROWS;
-        rows = undivided_rows(input, pos, pos + rows);
-        rc = rows ? worth_step(w, input, pos, rows, given) : ERR_INVALID;
+    for (int pos = 0, end; pos < count && !rc; pos = end) {
+        end = count - pos < w->options.rows ? count : pos + w->options.rows;
+        end = undivided_end(input, pos, end);
+        rc = end > pos ? worth_step(w, input, pos, end - pos, given) : ERR_INVALID;
     }
     w->kern->ops->release(w->kern, 0);
     return rc;
@@ -291,18 +295,18 @@ static int worth_read_text(struct worth *w, const struct worth_input *input, int
 
 int worth_measure(struct worth *w, const struct worth_input *input, uint64_t seed,
                   struct worth_text *out, struct fault *fault) {
-    int count = input->count < w->options.tokens ? input->count : w->options.tokens;
-    count -= count % WORTH_WINDOW;
-    count = undivided_rows(input, 0, count);
+    struct worth_input read = *input;
+    if (read.count > w->options.tokens) read.count = w->options.tokens;
+    const int count = worth_tokens(&read);
     if (count < 2 * WORTH_WINDOW)
         return fault_set(fault, ERR_INVALID, "text", "has less than %d tokens", 2 * WORTH_WINDOW);
-    struct kern_given *given = mem_try_alloc((size_t)input->given_count + 1, sizeof *given);
+    struct kern_given *given = mem_try_alloc((size_t)read.given_count + 1, sizeof *given);
     *out = (struct worth_text){0};
     int rc = given ? worth_open_text(w, count, out) : ERR_NOMEM;
     if (!rc) {
         draw_entries(out, seed);
         w->text = out;
-        rc = worth_read_text(w, input, count, given);
+        rc = worth_read_text(w, &read, count, given);
     }
     mem_free(given);
     if (!rc) return 0;
@@ -322,30 +326,32 @@ static int worth_open_cache(struct worth *w, struct fault *fault) {
     cache.pages = model_pages(c, &info, w->options.tokens);
     cache.slots = 1;
     cache.max_positions = w->options.tokens;
-    cache.rows_max = WORTH_ROWS;
+    cache.rows_max = w->options.rows;
     cache.vocab = 0; /* nothing is sampled */
     return w->kern->ops->cache_open(w->kern, &cache, fault);
 }
 
 static int worth_open_arrays(struct worth *w, struct fault *fault) {
     const struct model_config *c = &w->model->config;
-    const size_t width = (size_t)c->d_model, bytes = WORTH_ROWS * width * sizeof(float);
-    const size_t windows = WORTH_ROWS / WORTH_WINDOW;
-    w->rows = mem_try_alloc(width, WORTH_ROWS * sizeof *w->rows);
-    w->added = mem_try_alloc(width, WORTH_ROWS * sizeof *w->added);
-    w->factors = mem_try_alloc(WORTH_ROWS, sizeof *w->factors);
+    const size_t width = (size_t)c->d_model, rows = (size_t)w->options.rows;
+    const size_t bytes = rows * width * sizeof(float), windows = rows / WORTH_WINDOW;
+    w->rows = mem_try_alloc(width, rows * sizeof *w->rows);
+    w->added = mem_try_alloc(width, rows * sizeof *w->added);
+    w->factors = mem_try_alloc(rows, sizeof *w->factors);
     w->out =
         mem_try_alloc(windows * (size_t)c->heads_kv, (size_t)w->options.entries * sizeof *w->out);
     w->branch = w->kern->ops->mem_alloc(w->kern, bytes);
     if (c->post_norms) w->normed = w->kern->ops->mem_alloc(w->kern, bytes);
     if (w->rows && w->added && w->factors && w->out && w->branch && (!c->post_norms || w->normed))
         return 0;
-    return fault_set(fault, ERR_NOMEM, "", "no memory for activations of %d tokens", WORTH_ROWS);
+    return fault_set(fault, ERR_NOMEM, "", "no memory for activations of %d tokens",
+                     w->options.rows);
 }
 
 int worth_open(struct kern *kern, struct model *model, const struct worth_options *options,
                struct worth **out, struct fault *fault) {
-    CHECK(options->tokens > 0 && options->entries > 0 && model->rows_max >= WORTH_ROWS);
+    CHECK(options->tokens > 0 && options->entries > 0 && options->rows % WORTH_WINDOW == 0 &&
+          model->rows_max >= options->rows);
     if (!kern->ops->worth)
         return fault_set(fault, ERR_UNSUPPORTED, "device",
                          "the %s backend does not measure what entries are worth; use device cpu",

@@ -10,7 +10,7 @@
  *
  * The measurement watches the layer loop (struct model, watch), so it works for every family,
  * format of weights and format of the cache. Memory beside the model: the cache of one text, the
- * backend's (kernels/cpu/worth.c), WORTH_ROWS rows of activations, and the result. Nothing grows
+ * backend's (kernels/cpu/worth.c), a step's rows of activations, and the result. Nothing grows
  * with the square of the text.
  *
  * Thread: the one that uses the model. Results have the same bits for any number of threads. */
@@ -20,7 +20,7 @@
 #include "model/model.h"
 
 #define WORTH_WINDOW 64  /* queries whose worths are added up */
-#define WORTH_ROWS   512 /* rows of a step, at most: whole windows */
+#define WORTH_ROWS   512 /* rows of a step, where no more must stay together: whole windows */
 
 /* The measurement of one text. A window c > 0 is that of the queries [64 c, 64 (c + 1)), to which
  * all entries before it were measured; window 0 has none. Owned by the caller: worth_text_close. */
@@ -46,13 +46,14 @@ size_t worth_text_bytes(const struct model_config *config, int tokens, int entri
 struct worth_options {
     int tokens;              /* most tokens of a text */
     int entries;             /* to measure in a text, at most */
+    int rows;                /* most rows of a step: whole windows */
     enum kern_dtype kv_type; /* the cache's */
 };
 
 struct worth;
 
 /* Opens the cache of the model's backend `kern`, which must not have one. `model`, opened for steps
- * of WORTH_ROWS rows or more and without gates, outlives the result. ERR_UNSUPPORTED: the backend
+ * of `rows` rows or more and without gates, outlives the result. ERR_UNSUPPORTED: the backend
  * does not measure. */
 int worth_open(struct kern *kern, struct model *model, const struct worth_options *options,
                struct worth **out, struct fault *fault);
@@ -68,10 +69,13 @@ struct worth_input {
     int given_count;
 };
 
-/* Measures the first tokens of a text, whole windows of them, and at least two. Entries are drawn
- * evenly by `seed`. *out is closed by the caller after success only. ERR_NOMEM, ERR_INVALID (a text
- * that is too short, or rows that see each other and do not fit a step) or what the backend
- * says. */
+/* Returns how many tokens of a text are measured: whole windows from the first one on, which part
+ * no rows that see each other. */
+int worth_tokens(const struct worth_input *input);
+
+/* Measures worth_tokens of a text, at least two windows of them. Entries are drawn evenly by
+ * `seed`. *out is closed by the caller after success only. ERR_NOMEM, ERR_INVALID (a text that is
+ * too short, or rows that see each other and do not fit a step) or what the backend says. */
 int worth_measure(struct worth *worth, const struct worth_input *input, uint64_t seed,
                   struct worth_text *out, struct fault *fault);
 

@@ -194,9 +194,11 @@ static void get_loads(struct exchange *ex) {
 }
 
 /* Answers with what was kept of a model that sleeps (`kept`: of the one that is asked for). false:
- * nothing was, or it is loaded. */
+ * nothing was, or it does not sleep. */
 static bool answer_asleep(struct exchange *ex, const struct buf *kept) {
-    const bool asleep = ex->model->state != SERVED_LOADED && kept->size;
+    const enum served_state state = ex->model->state;
+    const bool asleep =
+        (state == SERVED_UNLOADED || state == SERVED_UNLOADING) && kept->size && !kept->failed;
     if (asleep) buf_add(&ex->answer.body, kept->data, kept->size);
     return asleep;
 }

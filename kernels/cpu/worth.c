@@ -21,7 +21,7 @@ struct worth_job {
     struct cpu *cpu;
     const struct cpu_cache *cache;
     const struct kern_worth *worth;
-    const struct kern_batch *batch; /* one span */
+    const struct cpu_row *span_rows; /* the step's */
     const struct kern_span *span;
     const struct kern_attend_options *options;
     const float *heads, *qkv;
@@ -286,16 +286,6 @@ static int32_t first_seen(const struct worth_job *job, int32_t pos) {
     return window && pos >= window ? pos - window + 1 : 0;
 }
 
-/* Returns how many entries behind its own a row sees. */
-static int worth_ahead(const struct worth_job *job, int row) {
-    for (int g = 0; g < job->batch->given_count; g++) {
-        const struct kern_given *given = &job->batch->given[g];
-        if (given->together && row >= given->row && row < given->row + given->count)
-            return given->row + given->count - 1 - row;
-    }
-    return 0;
-}
-
 /* |W_h (o - v)|^2 for a lane's query. */
 static void worth_find_changes(const struct worth_job *job, const struct worth_lanes *l, int lane,
                                int query_head) {
@@ -356,7 +346,7 @@ static void worth_add_query(const struct worth_job *job, const struct worth_lane
         worth_find_gated(job, l, lane, row, query_head);
     else
         worth_find_changes(job, l, lane, query_head);
-    job->cache->math->softmax(attention + from, pos + 1 + worth_ahead(job, row) - from, sink);
+    job->cache->math->softmax(attention + from, pos + 1 + job->span_rows[row].ahead - from, sink);
     for (int i = 0; i < l->entries; i++) {
         const int32_t entry = job->worth->entries[i];
         if (entry < from) continue;
@@ -383,8 +373,8 @@ static void worth_add_block(const struct worth_job *job, const struct worth_lane
     const int32_t pos = job->span->pos + row - job->span->row;
     int32_t end = pos + count;
     for (int t = 0; t < count; t++)
-        if (pos + t + 1 + worth_ahead(job, row + t) > end)
-            end = pos + t + 1 + worth_ahead(job, row + t);
+        if (pos + t + 1 + job->span_rows[row + t].ahead > end)
+            end = pos + t + 1 + job->span_rows[row + t].ahead;
     worth_read_lanes(job, l, row, count);
     worth_read_logits(job, l, count * job->group, first_seen(job, pos), end);
     for (int g = 0; g < job->group && !job->worth->gates; g++)
@@ -475,7 +465,7 @@ int cpu_worth(struct kern *kern, int layer, const struct kern_worth *worth, cons
     struct worth_job job = {.cpu = cpu,
                             .cache = &cpu->cache,
                             .worth = worth,
-                            .batch = batch,
+                            .span_rows = cpu_rows(cpu, batch),
                             .span = span,
                             .options = options,
                             .heads = heads,

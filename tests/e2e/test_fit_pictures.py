@@ -68,6 +68,24 @@ def test_rows_that_see_each_other_and_places_in_three_dimensions(tmp_path, kind)
     assert "| `global` |" in run.stdout and "nan" not in run.stdout, run.stdout
 
 
+def test_short_chats_and_pictures_alone(model, tmp_path):
+    """A chat that ends just behind a picture whose rows see each other cannot be measured up to a window's end; one whose second half is a
+    picture has no score. Neither ends the fit."""
+    seeing = write_gemma(tmp_path / "gemma")
+    shown = [part(test_qwen_pictures.picture(1)), {"type": "text", "text": "What is it?"}]
+    behind = {"messages": [{"role": "user", "content": TEXTS[:220]}, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": shown}]}
+    chats = write_chats(tmp_path / "chats.jsonl", map(test_qwen_pictures.picture, range(6)))
+    chats.write_text(chats.read_text() + json.dumps(behind) + "\n")
+    run = fit(seeing, chats, tmp_path / "gemma.safetensors")
+    assert run.returncode == 0, run.stderr
+    many = [part(picture(seed)) for seed in range(24)]
+    alone = tmp_path / "alone.jsonl"
+    message = {"role": "user", "content": [{"type": "text", "text": TEXTS[:80]}, *many]}
+    alone.write_text((json.dumps({"messages": [message]}) + "\n") * 6)
+    run = fit(model, alone, tmp_path / "alone.safetensors")
+    assert run.returncode == 0 and "nan" not in run.stdout and "0.000 ± 0.000 | 0.000" not in run.stdout, run.stdout + run.stderr
+
+
 def test_what_is_refused(model, tmp_path):
     out = tmp_path / "gates.safetensors"
     chats = write_chats(tmp_path / "text.jsonl", [picture(1)])
@@ -83,3 +101,15 @@ def test_what_is_refused(model, tmp_path):
     run = fit(model, chats, out)
     assert run.returncode != 0 and "send the bytes" in run.stderr, run.stderr
     assert not out.exists()
+
+
+def test_tiles_longer_than_texts_and_templates_without_pictures(tmp_path):
+    qwen = test_qwen_pictures.Model(tmp_path, "qwen3_vl").directory
+    large = np.zeros((8 * 12, 8 * 12, 3), dtype=np.uint8)   # a token shows 8 x 8 pixels
+    run = fit(qwen, write_chats(tmp_path / "large.jsonl", [large]), tmp_path / "gates.safetensors", "--max-model-len", 100)
+    assert run.returncode != 0 and "more tokens than a text" in run.stderr, run.stderr
+    chats = write_chats(tmp_path / "small.jsonl", [test_qwen_pictures.picture(1)])
+    template = tmp_path / "plain.jinja"
+    template.write_text("{% for m in messages %}{{ m['role'] + ': ' }}{% for part in m['content'] %}{{ part['text'] }}{% endfor %}{% endfor %}")
+    run = fit(qwen, chats, tmp_path / "gates.safetensors", "--chat-template", template)
+    assert run.returncode != 0 and "a chat with pictures: " in run.stderr, run.stderr

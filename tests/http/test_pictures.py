@@ -162,10 +162,11 @@ def test_refused_pictures_of_other_forms(seeing, path, field, body):
     ("messages[0].content[0].source", "Missing", user({"type": "image"})),
     ("messages[0].content[0].type", "a message of the user", [{**user(part(png(9, 9)))[0], "role": "system"}]),
     ("truncate_prompt_tokens", "pictures", user(part(png(9, 9)))),
+    ("prompt_logprobs", "has no scores", user(part(png(9, 9)))),
 ])
 def test_refused_pictures(seeing, field, why, message):
-    cut = {"truncate_prompt_tokens": 5} if field == "truncate_prompt_tokens" else {}
-    r = seeing.chat(messages=message, max_tokens=5, **cut)
+    other = {field: 5} if field in ("truncate_prompt_tokens", "prompt_logprobs") else {}
+    r = seeing.chat(messages=message, max_tokens=5, **other)
     assert r.status_code == 400, r.text
     assert r.json()["error"]["param"] == field and why in r.json()["error"]["message"], r.text
 

@@ -41,7 +41,8 @@ static void open_model(struct opened *o, const char *name, const char *path, int
                                         .logits_max = 1,
                                         .quantization = quantization,
                                         .threads = 1};
-    const struct worth_options options = {.tokens = TOKENS, .entries = ENTRIES, .kv_type = kv_type};
+    const struct worth_options options = {
+        .tokens = TOKENS, .entries = ENTRIES, .rows = WORTH_ROWS, .kv_type = kv_type};
     snprintf(dir, sizeof dir, "%s/tests/data/models/%s", KEEPD_SOURCE_DIR, name);
     *o = (struct opened){0};
     cr_assert_eq(cpu_open(&cpu, &o->kern, &fault), 0, "%s", fault.text);
@@ -452,6 +453,19 @@ Test(worth, pictures) {
     close_model(&o);
 }
 
+/* A text ends before rows that see each other and would be parted, also where another picture ends
+ * at the end that this makes. */
+Test(worth, texts_end_before_pictures_that_would_be_parted) {
+    const struct kern_given given[] = {{.row = 200, .count = 100, .together = true},
+                                       {.row = 310, .count = 100, .together = true}};
+    struct worth_input input = {.count = 330, .given = given, .given_count = 2};
+    cr_assert_eq(worth_tokens(&input), 192);
+    input.count = 450;
+    cr_assert_eq(worth_tokens(&input), 448);
+    input.given_count = 0;
+    cr_assert_eq(worth_tokens(&input), 448);
+}
+
 /* Rows that see each other and do not fit a step are refused. */
 Test(worth, rows_together_that_do_not_fit_a_step_are_refused) {
     static const float rows[WORTH_ROWS * WIDTH_MAX];
@@ -616,7 +630,8 @@ Test(worth, backends_that_do_not_measure_are_refused) {
     struct opened o;
     struct worth *worth = NULL;
     struct fault fault = {0};
-    const struct worth_options options = {.tokens = 128, .entries = 8, .kv_type = KERN_BF16};
+    const struct worth_options options = {
+        .tokens = 128, .entries = 8, .rows = WORTH_ROWS, .kv_type = KERN_BF16};
     open_model(&o, "llama", "auto", 1, QUANTIZE_NONE, KERN_BF16);
     struct kern_ops without = *o.kern->ops;
     const struct kern_ops *had = o.kern->ops;
