@@ -42,7 +42,7 @@ static int check_text_model(const struct encoder_side *side, const struct vision
                          "rows of a picture see each other in %s models, which only the CPU "
                          "computes so far, and the model runs on a GPU",
                          text->family);
-    if (encoder->axes != text->axes_order)
+    if (encoder->axes != AXES_ONE && encoder->axes != text->axes_order)
         return fault_set(fault, ERR_UNSUPPORTED, "mmproj",
                          "the encoder is for another family of models than %s: places of its "
                          "pictures' tokens are rotated otherwise",
