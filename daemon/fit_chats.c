@@ -25,8 +25,8 @@ static int add_picture(struct fit_chats *out, struct picture *picture) {
     return 0;
 }
 
-static int read_picture(const struct oai_picture *from, const struct picture_form *form,
-                        struct fit_chats *out, struct fault *fault) {
+static int fit_read_picture(const struct oai_picture *from, const struct picture_form *form,
+                            struct fit_chats *out, struct fault *fault) {
     const int64_t deadline = clock_ns() + (int64_t)PICTURES_DECODE_MS * 1000000;
     struct picture_rgb rgb = {0};
     struct picture *picture = NULL;
@@ -66,7 +66,7 @@ static int add_chat(cJSON *body, const struct picture_form *form, struct fit_cha
     cJSON_AddFalseToObject(body, "add_generation_prompt");
     if (oai_build_context(&reader)) rc = fault_set(fault, ERR_INVALID, "", "%.300s", error.message);
     for (int i = 0; i < chat.picture_count && !rc; i++)
-        rc = read_picture(&chat.pictures[i], form, out, fault);
+        rc = fit_read_picture(&chat.pictures[i], form, out, fault);
     if (!rc) json_write_node(&out->lines, chat.context);
     if (!rc) buf_char(&out->lines, '\n');
     oai_request_close(&chat);

@@ -25,8 +25,8 @@ static int check_encoder_place(const struct encoder_side *side, struct fault *fa
 }
 
 /* Opens a backend on the CPU for each replica. */
-static int open_kerns(const struct encoder_side *side, int replicas, struct kern **kerns,
-                      struct fault *fault) {
+static int open_encoder_kerns(const struct encoder_side *side, int replicas, struct kern **kerns,
+                              struct fault *fault) {
     struct backend_options backend = engine_backend(side->options, replicas);
     backend.device = "cpu";
     backend.ranks = 1;
@@ -73,7 +73,7 @@ static int load_encoder(const struct encoder_side *side, struct kern *kern, stru
 int encoder_open_alone(const struct encoder_side *side, struct encoder *out, struct fault *fault) {
     *out = (struct encoder){0};
     int rc = check_encoder_place(side, fault);
-    if (rc == 0) rc = open_kerns(side, 1, &out->kern, fault);
+    if (rc == 0) rc = open_encoder_kerns(side, 1, &out->kern, fault);
     if (rc == 0) rc = load_encoder(side, out->kern, NULL, &out->vision, fault);
     if (rc != 0) encoder_close(out);
     return rc;
@@ -122,7 +122,7 @@ static void close_encoders(struct engine *e) {
 static int open_encoders(struct engine *e, const struct encoder_side *side, struct fault *fault) {
     struct kern *kerns[ENGINE_REPLICAS_MAX] = {0};
     struct encoder *first = &e->replicas[0].encoder;
-    int rc = open_kerns(side, e->replica_count, kerns, fault);
+    int rc = open_encoder_kerns(side, e->replica_count, kerns, fault);
     for (int i = 0; i < e->replica_count; i++) e->replicas[i].encoder.kern = kerns[i];
     if (rc == 0) rc = load_encoder(side, first->kern, NULL, &first->vision, fault);
     if (rc != 0) return rc;

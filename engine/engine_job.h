@@ -92,7 +92,7 @@ struct engine_choice {
     struct engine_choice *next;
 };
 
-/* One eviction: the entries that each stream lost. */
+/* An eviction is described by the entries that each stream lost. */
 struct engine_eviction {
     struct engine_eviction *next; /* the next eviction in time */
     int32_t tokens;               /* T at the eviction */

@@ -131,7 +131,7 @@ static void drop_short_piece(struct fitting *f) {
 }
 
 /* Returns where a piece from token `from` on ends: at `to`, or before a tile that it would part. */
-static size_t undivided_end(const struct text_pictures *pictures, size_t from, size_t to) {
+static size_t piece_end(const struct text_pictures *pictures, size_t from, size_t to) {
     for (int i = 0; i < pictures->row_count; i++) {
         const struct picture_rows *rows = &pictures->rows[i];
         if (rows->at >= from && rows->at < to && rows->at + (size_t)rows->count > to)
@@ -146,7 +146,7 @@ static int divide_ids(struct fitting *f, const struct fit_ids *all, struct fault
     int rc = 0;
     for (size_t at = before, end; at < all->ids.count && !rc; at = end) {
         end = all->ids.count - at < room ? all->ids.count : at + room;
-        end = undivided_end(&all->pictures, at, end);
+        end = piece_end(&all->pictures, at, end);
         if (end == at)
             return fault_set(fault, ERR_LIMIT, "text",
                              "a tile of a picture has more tokens than a text, %d: send it with "

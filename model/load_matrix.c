@@ -169,7 +169,7 @@ static size_t matrix_bytes(const struct kern_matrix *m) {
     return (size_t)(m->rows * m->cols) * kern_dtype_bytes(m->dtype);
 }
 
-static size_t loaded_bytes(const struct kern_matrix *m, const struct tensor *tensor) {
+static size_t matrix_loaded_bytes(const struct kern_matrix *m, const struct tensor *tensor) {
     if (!kern_dtype_blocks(m->dtype))
         return matrix_bytes(m) + (size_t)(m->rows * m->scales) * sizeof *m->scale;
     return (size_t)((double)(m->rows * m->cols) * block_loaded_bits(tensor) / 8);
@@ -281,7 +281,7 @@ static int find_matrix(struct loader *loader, const struct slot *slot, int part,
     out->dtype = rows_dtype(&rows);
     if (blocks && !block_dtype_of(tensor, &out->dtype)) out->dtype = KERN_Q8; /* split MXFP4 */
     if (rows.codes && (rc = read_block_scales(loader, name, &rows, scales, out))) return rc;
-    *bytes += loaded_bytes(out, tensor);
+    *bytes += matrix_loaded_bytes(out, tensor);
     loader->read += tensor->bytes / (size_t)experts * (size_t)out->rows / (size_t)all;
     if (tensor->dtype != TENSOR_E4M3)
         return room ? read_rows(loader, name, &rows, &loader->readers[part], room, out) : 0;
@@ -484,7 +484,7 @@ static int load_head_matrix(struct loader *loader, int layer, const struct slot 
     char *other_half = room + numbers * sizeof(float);
     if (turned) turn_matrix(m, m->data, other_half);
     if (turned) m->data = other_half;
-    const size_t bytes = loaded_bytes(m, rows.tensor);
+    const size_t bytes = matrix_loaded_bytes(m, rows.tensor);
     loader->read += rows_bytes(&rows);
     rc = give_matrix(loader, name, matrices, slot, layer, out);
     if (!rc && rows_are_made(&rows)) rc = check_reader(loader, role, layer, &loader->readers[0]);

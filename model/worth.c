@@ -230,7 +230,7 @@ static void draw_entries(struct worth_text *text, uint64_t seed) {
 
 /* Returns the last end of a window up to `end` that parts no rows which see each other; not behind
  * `pos`: there is none. */
-static int undivided_end(const struct worth_input *input, int pos, int end) {
+static int worth_undivided_end(const struct worth_input *input, int pos, int end) {
     for (int g = input->given_count - 1; g >= 0 && end > pos; g--) {
         const struct kern_given *given = &input->given[g];
         if (given->together && given->row < end && given->row + given->count > end)
@@ -240,7 +240,7 @@ static int undivided_end(const struct worth_input *input, int pos, int end) {
 }
 
 int worth_tokens(const struct worth_input *input) {
-    return undivided_end(input, 0, input->count - input->count % WORTH_WINDOW);
+    return worth_undivided_end(input, 0, input->count - input->count % WORTH_WINDOW);
 }
 
 /* Gives the step the part of `from` that lies in its rows, those from position `pos` on. */
@@ -286,7 +286,7 @@ static int worth_read_text(struct worth *w, const struct worth_input *input, int
     int rc = 0;
     for (int pos = 0, end; pos < count && !rc; pos = end) {
         end = count - pos < w->options.rows ? count : pos + w->options.rows;
-        end = undivided_end(input, pos, end);
+        end = worth_undivided_end(input, pos, end);
         rc = end > pos ? worth_step(w, input, pos, end - pos, given) : ERR_INVALID;
     }
     w->kern->ops->release(w->kern, 0);

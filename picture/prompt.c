@@ -36,12 +36,12 @@ int picture_run(enum picture_kind kind, const struct picture *picture) {
     return kind == PICTURE_LINES ? picture->tile_columns : picture->tile_tokens;
 }
 
-static void write_marks(const char *mark, int count, struct buf *out) {
+static void write_picture_marks(const char *mark, int count, struct buf *out) {
     for (int i = 0; i < count; i++) buf_str(out, mark);
 }
 
 static void write_tile(const struct picture *picture, const char *mark, struct buf *out) {
-    write_marks(mark, picture->tile_tokens, out);
+    write_picture_marks(mark, picture->tile_tokens, out);
 }
 
 void picture_write_prompt(enum picture_kind kind, const struct picture *picture, struct buf *out) {
@@ -52,7 +52,7 @@ void picture_write_prompt(enum picture_kind kind, const struct picture *picture,
     }
     if (kind == PICTURE_LINES) {
         for (int row = 0; row < picture->tile_rows; row++) {
-            write_marks(mark, picture->tile_columns, out);
+            write_picture_marks(mark, picture->tile_columns, out);
             buf_str(out, row + 1 < picture->tile_rows ? PIXTRAL_BREAK : PIXTRAL_END);
         }
         return;

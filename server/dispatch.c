@@ -1,4 +1,4 @@
-/* One request from its complete body to its answer: it is prepared by a worker, its jobs or its
+/* Handles a request from its complete body to its answer: a worker prepares it, its jobs or its
  * order go to the engine, and the answer is rendered when the engine has finished. */
 #include <stdio.h>
 #include <string.h>

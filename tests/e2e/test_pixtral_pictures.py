@@ -1,20 +1,17 @@
 """Pictures of any shape in chats with Pixtral and Mistral Small 3.1, whose lines in the prompt end with tokens of their own: answers
 beside a float64 model that sees them, on paths of the CPU, bit by bit in any step and from GGUF files; later turns; evictions."""
-import concurrent.futures as futures
 import sys
 
 import pytest
 import requests
 
-from answers import cached, tokens
-from conftest import start_on
-from test_pictures import ROOT, Tokens, answer_of, ask, check_logprobs, tiles
+from shapes import FLAGS, check_path, check_steps_and_files, check_turns_and_evictions
+from test_pictures import ROOT, Tokens, ask, check_logprobs
 
 sys.path.insert(0, str(ROOT / "tests/python"))
 np = pytest.importorskip("numpy")
 from vision_pixtral import ARCHITECTURES, MARKS, PixtralReference, write_pixtral, write_pixtral_mmproj, write_pixtral_text  # noqa: E402
 
-FLAGS = ("--kv-dtype", "f32", "--cpu-activations", "f32")
 SHAPES = [(40, 24), (16, 48), (8, 8)]  # height, width
 
 
@@ -44,35 +41,17 @@ def models(tmp_path_factory):
 @pytest.mark.parametrize("path", ["reference", "portable", "avx2", "avx512", "amx"])
 def test_answers_are_those_of_an_independent_model(daemon, models, path):
     for model in models.values():
-        d = start_on(daemon, path, "--model", str(model.directory), *FLAGS)
-        for pictures in ([picture(0)], [picture(1), picture(3), picture(2)]):
-            model.check(pictures, answer_of(d, ask(*pictures)))
+        check_path(daemon, path, model, picture)
 
 
 def test_answers_are_the_same_in_any_step_and_from_gguf_files(daemon, models):
     for model in models.values():
-        asked = [ask(picture(i), picture(9), text=f"What is {i}?") for i in range(3)]
-        d = daemon("--model", str(model.directory), *FLAGS)
-        alone = [tokens(answer_of(d, messages)) for messages in asked]
-        small = ("--model", str(model.directory), "--max-num-batched-tokens", "7", "--max-num-seqs", "4")
-        for flags in (small, ("--model", str(model.text), "--mmproj", str(model.mmproj))):
-            d = daemon(*FLAGS, *flags)
-            with futures.ThreadPoolExecutor(3) as pool:
-                assert list(pool.map(lambda m: tokens(answer_of(d, m)), asked)) == alone, flags
+        check_steps_and_files(daemon, model, picture)
 
 
 def test_later_turns_and_evictions(daemon, models):
-    pictures = [picture(0), picture(1), picture(2)]
     for model in models.values():
-        d = daemon("--model", str(model.directory), *FLAGS)
-        first = answer_of(d, ask(*pictures))
-        later = ask(*pictures) + [{"role": "assistant", "content": first["choices"][0]["message"]["content"]},
-                                  {"role": "user", "content": "And what else?"}]
-        assert cached(answer_of(d, later)) >= first["usage"]["prompt_tokens"] and tiles(d) == 3
-        kv = {"policy": "snapkv", "budget": 24, "buffer": 8, "chunk": 16, "report": "trace"}
-        answer = answer_of(d, ask(*pictures), kv=kv)
-        assert answer["usage"]["kv_details"]["evicted_entries"] > 0
-        model.check(pictures, answer, answer["usage"]["kv_details"]["trace"])
+        check_turns_and_evictions(daemon, model, picture)
 
 
 def test_each_line_of_a_picture_is_a_part(daemon, models):

@@ -1,14 +1,12 @@
 """Pictures of any shape in chats with Qwen2.5-VL and Qwen3-VL: answers beside a float64 model that sees them, on paths of the
 CPU, bit by bit in any step and from GGUF files; later turns; evictions inside pictures."""
-import concurrent.futures as futures
 import json
 import sys
 
 import pytest
 
-from answers import cached, tokens
-from conftest import start_on
-from test_pictures import ROOT, Tokens, answer_of, ask, check_logprobs, refusal, tiles
+from shapes import FLAGS, check_path, check_steps_and_files, check_turns_and_evictions
+from test_pictures import ROOT, Tokens, check_logprobs, refusal
 
 sys.path.insert(0, str(ROOT / "tests/python"))
 np = pytest.importorskip("numpy")
@@ -18,7 +16,6 @@ from vision_model import PLAIN, TEMPLATE as IDEFICS3_TEMPLATE, gguf_tokenizer, w
 from vision_model import write_text_gguf as write_plain_gguf  # noqa: E402
 from vision_qwen import QwenVision, write_encoder, write_qwen_mmproj  # noqa: E402
 
-FLAGS = ("--kv-dtype", "f32", "--cpu-activations", "f32")
 KINDS = ("qwen2_5_vl", "qwen3_vl")
 MARKS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
 VOCAB, TEMPLATE = PLAIN + len(MARKS), IDEFICS3_TEMPLATE.replace("<image>", "".join(MARKS))
@@ -61,35 +58,17 @@ def models(tmp_path_factory):
 @pytest.mark.parametrize("path", ["reference", "portable", "avx2", "avx512", "amx"])
 def test_answers_are_those_of_an_independent_model(daemon, models, path):
     for model in models.values():
-        d = start_on(daemon, path, "--model", str(model.directory), *FLAGS)
-        for pictures in ([picture(0)], [picture(1), picture(3), picture(2)]):
-            model.check(pictures, answer_of(d, ask(*pictures)))
+        check_path(daemon, path, model, picture)
 
 
 def test_answers_are_the_same_in_any_step_and_from_gguf_files(daemon, models):
     for model in models.values():
-        asked = [ask(picture(i), picture(9), text=f"What is {i}?") for i in range(3)]
-        d = daemon("--model", str(model.directory), *FLAGS)
-        alone = [tokens(answer_of(d, messages)) for messages in asked]
-        small = ("--model", str(model.directory), "--max-num-batched-tokens", "7", "--max-num-seqs", "4")
-        for flags in (small, ("--model", str(model.text), "--mmproj", str(model.mmproj))):
-            d = daemon(*FLAGS, *flags)
-            with futures.ThreadPoolExecutor(3) as pool:
-                assert list(pool.map(lambda m: tokens(answer_of(d, m)), asked)) == alone, flags
+        check_steps_and_files(daemon, model, picture)
 
 
 def test_later_turns_and_evictions(daemon, models):
-    pictures = [picture(0), picture(1), picture(2)]
     for model in models.values():
-        d = daemon("--model", str(model.directory), *FLAGS)
-        first = answer_of(d, ask(*pictures))
-        later = ask(*pictures) + [{"role": "assistant", "content": first["choices"][0]["message"]["content"]},
-                                  {"role": "user", "content": "And what else?"}]
-        assert cached(answer_of(d, later)) >= first["usage"]["prompt_tokens"] and tiles(d) == 3
-        kv = {"policy": "snapkv", "budget": 24, "buffer": 8, "chunk": 16, "report": "trace"}
-        answer = answer_of(d, ask(*pictures), kv=kv)
-        assert answer["usage"]["kv_details"]["evicted_entries"] > 0
-        model.check(pictures, answer, answer["usage"]["kv_details"]["trace"])
+        check_turns_and_evictions(daemon, model, picture)
 
 
 def test_encoders_of_other_families_are_refused(models, tmp_path):
