@@ -87,9 +87,8 @@ check: ## run everything that `make test` omits: kernels with sanitizers, thread
 
 check-%: SHELL := /bin/bash
 check-%: # lines of stages that run at once bear their names
-	@set -o pipefail; start=$$SECONDS; code=0; \
-		$(MAKE) --no-print-directory stage-$* 2>&1 | sed -u 's/^/$*: /' || code=$$?; \
-		echo "$*: took $$((SECONDS - start)) s"; exit $$code
+	@set -o pipefail; TIMEFORMAT="$*: took %0R s, %0U s of CPU and %0S s in the kernel"; \
+		time $(MAKE) --no-print-directory stage-$* 2>&1 | sed -u 's/^/$*: /'
 
 stage-long: # without sanitizers; the tests without this label ran with sanitizers in `make test`
 	@tools/run_ctest dev -L long

@@ -1,4 +1,4 @@
-"""What the tests of models whose pictures have any shape have in common. A model has its `directory`, its GGUF files `text` and
+"""Helpers for the tests of models whose pictures have any shape. A model has its `directory`, its GGUF files `text` and
 `mmproj`, and `check`, which compares an answer with a float64 model; `picture` makes pixels from a seed."""
 import concurrent.futures as futures
 
