@@ -81,11 +81,6 @@ static void on_loop_wake(uv_async_t *async) {
     run_http(server);
 }
 
-void server_wake(void *arg) {
-    struct server *server = arg;
-    uv_async_send(&server->wake);
-}
-
 /* --- draining --- */
 
 /* Returns whether every request has ended and the engine has written what outlives it. */

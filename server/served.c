@@ -71,9 +71,15 @@ static bool note_progress(void *arg, uint64_t done, uint64_t total, const char *
     return !atomic_load_explicit(&model->unwanted, memory_order_relaxed);
 }
 
-static void wake_server(void *arg) {
+/* Defined here, because loop.c, which answers it, calls this file. */
+void server_wake(void *arg) {
+    struct server *server = arg;
+    uv_async_send(&server->wake);
+}
+
+static void on_served_wake(void *arg) {
     const struct served_model *model = arg;
-    uv_async_send(&model->server->wake);
+    server_wake(model->server);
 }
 
 /* Counts stay from the first engine on; later engines of the model have the same shape. */
@@ -100,7 +106,7 @@ void served_prepare(struct served_model *model) {
     struct engine_options *engine = &model->engine_options;
     *engine = *model->options->engine;
     engine->progress = note_progress;
-    engine->wake = wake_server;
+    engine->wake = on_served_wake;
     engine->arg = model;
     engine->space_key = model->server->secret;
     open_counts(model, engine->data_parallel_size > 1 ? engine->data_parallel_size : 1, 0);
