@@ -126,6 +126,8 @@ struct machine {
     std::vector<fiber> fibers;
     std::vector<warp> warps;
     std::vector<int> order;
+    int turn;      /* place in `order` */
+    bool progress; /* some fiber has run in this round */
     int threads, alive, at_block;
     emu_place block_place;
     named_barrier named[NAMED_MAX];
@@ -150,31 +152,47 @@ struct machine {
 #if WITH_ASAN
     const void *main_stack;
     size_t main_stack_bytes;
-    bool torn; /* a launch has failed, and left its fibers in the middle of their work */
+    bool left_main; /* for a fiber, which has not noted the main stack yet */
+    bool torn;      /* a launch has failed, and left its fibers in the middle of their work */
 #endif
 } m;
+
+#if WITH_ASAN
+/* Tells ASan which stack this is; of the one that was left it says where it lies, and the first
+ * fiber of a block keeps that of the main one. */
+void arrive_on_stack(void *fake_stack) {
+    const bool note = m.left_main;
+    m.left_main = false;
+    __sanitizer_finish_switch_fiber(fake_stack, note ? &m.main_stack : nullptr,
+                                    note ? &m.main_stack_bytes : nullptr);
+}
+#endif
 
 uint64_t draw(uint64_t below) {
     return splitmix_next(&m.random) % below;
 }
 
-void switch_to(context *from, context *to, bool leaving_for_good) {
+/* `to`: NULL is the scheduler. */
+void switch_to(context *from, fiber *to, bool leaving_for_good) {
+    context *const target = to ? &to->ctx : &m.scheduler;
+    if (to) {
+        m.running = to;
+        emu_self = &to->view;
+    }
 #if WITH_ASAN
-    bool to_main = to == &m.scheduler;
-    const void *bottom = to_main ? m.main_stack : m.running->stack;
-    size_t size = to_main ? m.main_stack_bytes : STACK_BYTES;
-    __sanitizer_start_switch_fiber(leaving_for_good ? nullptr : &from->fake_stack, bottom, size);
+    if (from == &m.scheduler) m.left_main = true;
+    __sanitizer_start_switch_fiber(leaving_for_good ? nullptr : &from->fake_stack,
+                                   to ? to->stack : m.main_stack,
+                                   to ? STACK_BYTES : m.main_stack_bytes);
 #endif
     (void)leaving_for_good;
 #if defined(__x86_64__)
-    emu_switch(&from->sp, to->sp);
+    emu_switch(&from->sp, target->sp);
 #else
-    swapcontext(&from->uc, &to->uc);
+    swapcontext(&from->uc, &target->uc);
 #endif
 #if WITH_ASAN
-    __sanitizer_finish_switch_fiber(from->fake_stack,
-                                    from == &m.scheduler ? nullptr : &m.main_stack,
-                                    from == &m.scheduler ? nullptr : &m.main_stack_bytes);
+    arrive_on_stack(from->fake_stack);
 #endif
 }
 
@@ -232,18 +250,21 @@ void report_deadlock() {
     m.failed = true;
     snprintf(m.report, sizeof m.report, "%s: block %u,%u thread %u at %s:%d: %s", m.kernel,
              f->view.block.x, f->view.block.y, f->view.index.x, place.file, place.line, text);
-    switch_to(&m.running->ctx, &m.scheduler, true);
+    switch_to(&m.running->ctx, nullptr, true);
     abort(); /* nobody resumes a failed launch */
 }
 
 /* ---- Waiting ---- */
+
+fiber *next_fiber();
 
 void wait_as(fiber_state state, const char *what, emu_place place) {
     fiber *f = m.running;
     f->state = state;
     f->what = what;
     f->place = place;
-    switch_to(&f->ctx, &m.scheduler, false);
+    fiber *next = next_fiber();
+    if (next != f) switch_to(&f->ctx, next, false);
 }
 
 /* Equal literals of one file usually have one address; those of a header may have several. */
@@ -263,7 +284,7 @@ void release_block() {
 
 void fiber_main() {
 #if WITH_ASAN
-    __sanitizer_finish_switch_fiber(nullptr, &m.main_stack, &m.main_stack_bytes);
+    arrive_on_stack(nullptr);
 #endif
     m.body(m.arg);
     fiber *f = m.running;
@@ -274,7 +295,7 @@ void fiber_main() {
     m.alive--;
     m.warps[static_cast<size_t>(f->warp)].alive--;
     if (m.at_block > 0 && m.at_block == m.alive) release_block();
-    switch_to(&f->ctx, &m.scheduler, true);
+    switch_to(&f->ctx, next_fiber(), true);
     abort();
 }
 
@@ -399,20 +420,28 @@ bool deliver_late() {
     return true;
 }
 
-void run_fibers() {
-    while (m.alive > 0 && !m.failed) {
-        bool progress = false;
-        for (int i : m.order) {
-            fiber &f = m.fibers[static_cast<size_t>(i)];
+/* Returns the fiber whose turn is next, from one round of `order` to the next; NULL: all are done,
+ * or the launch has failed. Whoever waits calls it and goes there directly. */
+fiber *next_fiber() {
+    while (!m.failed) {
+        while (m.turn < m.threads) {
+            fiber &f = m.fibers[static_cast<size_t>(m.order[static_cast<size_t>(m.turn++)])];
             if (f.state == DONE || !can_run(f)) continue;
-            progress = true;
-            m.running = &f;
-            emu_self = &f.view;
-            switch_to(&m.scheduler, &f.ctx, false);
-            if (m.failed) return;
+            m.progress = true;
+            return &f;
         }
-        if (!progress && !deliver_late()) report_deadlock();
+        if (m.alive == 0) return nullptr;
+        if (!m.progress && !deliver_late()) report_deadlock();
+        m.turn = 0;
+        m.progress = false;
     }
+    return nullptr;
+}
+
+void run_fibers() {
+    m.turn = 0;
+    m.progress = false;
+    switch_to(&m.scheduler, next_fiber(), false);
 }
 
 void make_stack(fiber &f, size_t index) {
@@ -730,6 +759,16 @@ void emu_named_barrier(int id, int threads, emu_place place) {
         if (f.state == AT_NAMED && f.named == id) f.state = READY;
 }
 
+/* The sizes of most collectives, without a call. */
+static inline void copy_lane(void *to, const void *from, size_t bytes) {
+    if (bytes == 4)
+        memcpy(to, from, 4);
+    else if (bytes == 16)
+        memcpy(to, from, 16);
+    else
+        memcpy(to, from, bytes);
+}
+
 void emu_warp(const char *what, uint32_t mask, const void *in, size_t in_bytes, void *out,
               size_t out_bytes, emu_warp_work *work, const void *common, emu_place place) {
     fiber *f = m.running;
@@ -743,7 +782,7 @@ void emu_warp(const char *what, uint32_t mask, const void *in, size_t in_bytes, 
                  w->place.line);
     w->what = what;
     w->place = place;
-    if (in_bytes) memcpy(w->in + f->lane * EMU_WARP_BYTES, in, in_bytes);
+    if (in_bytes) copy_lane(w->in + f->lane * EMU_WARP_BYTES, in, in_bytes);
     if (++w->arrived == lanes) {
         w->arrived = 0;
         if (work) work(w->in, w->out, common);
@@ -752,7 +791,7 @@ void emu_warp(const char *what, uint32_t mask, const void *in, size_t in_bytes, 
     } else {
         wait_as(IN_WARP, what, place);
     }
-    if (out_bytes) memcpy(out, w->out + f->lane * EMU_WARP_BYTES, out_bytes);
+    if (out_bytes) copy_lane(out, w->out + f->lane * EMU_WARP_BYTES, out_bytes);
 }
 
 static void ballot_work(const char *in, char *out, const void *) {
@@ -844,27 +883,25 @@ static float from_f16(uint32_t bits) {
 
 /* Lane 8 i + r names row r of matrix i; a row is eight 16-bit numbers. Lane l gets of every matrix
  * numbers 2 (l % 4), + 1 of row l / 4; transposed: number l / 4 of rows 2 (l % 4), + 1. */
-static void load_matrix_work(const char *in, char *out, const void *common) {
-    bool transposed = common != nullptr;
+template <bool transposed> static void load_matrix_work(const char *in, char *out, const void *) {
     const uint16_t *rows[32];
     for (int lane = 0; lane < 32; lane++)
         memcpy(&rows[lane], in + lane * EMU_WARP_BYTES, sizeof rows[lane]);
-    for (int lane = 0; lane < 32; lane++) {
-        for (int i = 0; i < 4; i++) {
-            uint16_t pair[2];
-            for (int j = 0; j < 2; j++)
-                pair[j] = transposed ? rows[8 * i + 2 * (lane % 4) + j][lane / 4]
-                                     : rows[8 * i + lane / 4][2 * (lane % 4) + j];
+    for (int i = 0; i < 4; i++)
+        for (int lane = 0; lane < 32; lane++) {
+            const uint16_t *const *row = rows + 8 * i;
+            const int a = lane / 4, b = 2 * (lane % 4);
+            const uint16_t pair[2] = {transposed ? row[b][a] : row[a][b],
+                                      transposed ? row[b + 1][a] : row[a][b + 1]};
             memcpy(out + lane * EMU_WARP_BYTES + 4 * i, pair, sizeof pair);
         }
-    }
 }
 
 static void load_matrix(uint32_t out[4], const void *row, bool transposed, emu_place place) {
     if (reinterpret_cast<uintptr_t>(row) % 16) emu_fail(place, "ldmatrix of an unaligned row");
     if (!in_shared(row, 16)) emu_fail(place, "ldmatrix outside shared memory");
-    emu_warp("ldmatrix", 0xffffffffu, &row, sizeof row, out, 16, load_matrix_work,
-             transposed ? out : nullptr, place);
+    emu_warp("ldmatrix", 0xffffffffu, &row, sizeof row, out, 16,
+             transposed ? load_matrix_work<true> : load_matrix_work<false>, nullptr, place);
 }
 
 void ptx_load_matrix(uint32_t out[4], const void *row, emu_place place) {
@@ -879,6 +916,48 @@ struct mma_in {
     float c[4];
     uint32_t a[4], b[2];
 };
+
+typedef double mma_row __attribute__((vector_size(8 * sizeof(double))));
+
+/* Adds a b to c: each sum is made in ascending order and in double precision, then rounded once. */
+static inline __attribute__((always_inline)) void
+mma_add_products(const float a[16][16], const float b[16][8], float c[16][8]) {
+    mma_row rows[16];
+    for (int k = 0; k < 16; k++)
+        for (int n = 0; n < 8; n++) rows[k][n] = static_cast<double>(b[k][n]);
+    for (int r = 0; r < 16; r++) {
+        mma_row sum = {};
+        for (int k = 0; k < 16; k++) sum += static_cast<double>(a[r][k]) * rows[k];
+        for (int n = 0; n < 8; n++) c[r][n] = static_cast<float>(c[r][n] + sum[n]);
+    }
+}
+
+/* The same numbers with any instructions: nothing is fused (-ffp-contract=off). */
+static void mma_products_plain(const float a[16][16], const float b[16][8], float c[16][8]) {
+    mma_add_products(a, b, c);
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx512f"))) static void
+mma_products_avx512(const float a[16][16], const float b[16][8], float c[16][8]) {
+    mma_add_products(a, b, c);
+}
+
+__attribute__((target("avx2"))) static void
+mma_products_avx2(const float a[16][16], const float b[16][8], float c[16][8]) {
+    mma_add_products(a, b, c);
+}
+
+static void (*const mma_products)(const float a[16][16], const float b[16][8],
+                                  float c[16][8]) = __builtin_cpu_supports("avx512f")
+                                                        ? mma_products_avx512
+                                                    : __builtin_cpu_supports("avx2")
+                                                        ? mma_products_avx2
+                                                        : mma_products_plain;
+#else
+static void (*const mma_products)(const float a[16][16], const float b[16][8],
+                                  float c[16][8]) = mma_products_plain;
+#endif
 
 /* PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type". */
 template <float number(uint32_t)> static void mma_work(const char *in, char *out, const void *) {
@@ -898,12 +977,7 @@ template <float number(uint32_t)> static void mma_work(const char *in, char *out
             b[col + 8 * i + 1][row] = number(x.b[i] >> 16);
         }
     }
-    for (int r = 0; r < 16; r++) {
-        double sum[8] = {0};
-        for (int k = 0; k < 16; k++)
-            for (int n = 0; n < 8; n++) sum[n] += static_cast<double>(a[r][k]) * b[k][n];
-        for (int n = 0; n < 8; n++) c[r][n] = static_cast<float>(c[r][n] + sum[n]);
-    }
+    mma_products(a, b, c);
     for (int lane = 0; lane < 32; lane++)
         for (int i = 0; i < 4; i++)
             memcpy(out + lane * EMU_WARP_BYTES + 4 * i,
