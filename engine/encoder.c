@@ -37,11 +37,6 @@ static int open_encoder_kerns(const struct encoder_side *side, int replicas, str
 static int check_text_model(const struct encoder_side *side, const struct vision_config *encoder,
                             struct fault *fault) {
     const struct model_config *text = model_config(side->model);
-    if (encoder->form.together && side->kern->ops->cache_fit)
-        return fault_set(fault, ERR_UNSUPPORTED, "mmproj",
-                         "rows of a picture see each other in %s models, which only the CPU "
-                         "computes so far, and the model runs on a GPU",
-                         text->family);
     if (encoder->axes != AXES_ONE && encoder->axes != text->axes_order)
         return fault_set(fault, ERR_UNSUPPORTED, "mmproj",
                          "the encoder is for another family of models than %s: places of its "
@@ -158,7 +153,7 @@ static int find_encoder(const struct encoder_side *side, bool *found, struct fau
 }
 
 int encoder_open(struct engine *e, struct fault *fault) {
-    const struct encoder_side side = {&e->options, e->replicas[0].kern, e->replicas[0].model};
+    const struct encoder_side side = {&e->options, e->replicas[0].model};
     struct fault why = {0};
     const bool asked = is_asked_for(&e->options);
     bool found = true;

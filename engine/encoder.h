@@ -14,10 +14,9 @@
 int encoder_open(struct engine *e, struct fault *fault);
 void encoder_close(struct encoder *encoder);
 
-/* The text model beside which an encoder is opened, its backend, and what both are asked for. */
+/* The text model beside which an encoder is opened, and what both are asked for. */
 struct encoder_side {
     const struct engine_options *options;
-    const struct kern *kern;
     const struct model *model;
 };
 /* Opens an encoder without an engine. On failure *out is empty, and the fault names a file, a field

@@ -386,7 +386,7 @@ static int fitting_measure_model(struct fitting *f, struct kern *kern, uint64_t 
     if (rc) fault_set(fault, rc, "", "no memory for the sizes of %d layers", config->cache_layers);
     if (!rc) rc = worth_open(kern, model, &what, &worth, fault);
     if (!rc && any_pictures(f)) {
-        const struct encoder_side side = {f->options, kern, model};
+        const struct encoder_side side = {f->options, model};
         rc = fit_pictures_open(&side, &f->pictures, fault);
     }
     if (!rc) fitting_shuffle(f->pieces, count, random);

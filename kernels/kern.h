@@ -391,7 +391,7 @@ struct kern_span {
 struct kern_given {
     int32_t row, count; /* in one span */
     bool together;      /* queries see the entries of all these rows, also those behind them: a
-                           sliding window bounds only what lies in front. Not in every backend */
+                           sliding window bounds only what lies in front */
     int deep; /* further vectors of each row, which are added to its hidden state behind layers 0 to
                  deep - 1 (DeepStack, arXiv 2406.04334); below the number of layers */
     const float *rows; /* [count, 1 + deep, d_model] host memory, valid until the step's end */

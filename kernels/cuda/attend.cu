@@ -437,6 +437,7 @@ void op_attend(struct kern *kern, int layer, float *out, const float *qkv,
     args.spans = step->spans;
     args.decode = step->decode;
     args.tiles = tiles->list;
+    args.ahead = step->ahead;
     args.queries = queries.at;
     args.stride = queries.stride;
     args.out = out;

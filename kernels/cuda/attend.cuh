@@ -72,6 +72,7 @@ struct attend_args {
     const struct span *spans;
     const int32_t *decode;
     const struct prefill_tile *tiles;
+    const int32_t *ahead; /* as in struct step */
     const float *queries;
     int64_t stride; /* from the queries of a row to those of the next */
     float *out;
@@ -408,6 +409,12 @@ static __device__ __forceinline__ int window_start(const struct attend_args &a,
                              s.pos + s.count - 1);
 }
 
+/* The end of the entries that a token of the span sees. Later tokens do not see fewer. */
+static __device__ __forceinline__ int sight_end(const struct attend_args &a, const struct span &s,
+                                                int length, int token) {
+    return length - s.count + token + 1 + (a.ahead ? a.ahead[s.row + token] : 0);
+}
+
 /* Packed row `index` of a span, and *queries, its own; NULL where there is no such row. */
 static __device__ __forceinline__ struct row_place
 place_of_row(const struct attend_args &a, const struct span &s, const int32_t *table, int length,
@@ -416,7 +423,7 @@ place_of_row(const struct attend_args &a, const struct span &s, const int32_t *t
     int token = at / a.group, own = at % a.group;
     int64_t row = s.row + token, to = row * a.pages.heads_kv + head;
     struct row_place place = {NULL, window_start(a, s, table, length, token),
-                              length - s.count + token + 1};
+                              sight_end(a, s, length, token)};
     *queries = NULL;
     if (at != index) return place;
     *queries = a.queries + row * a.stride + (head * a.heads + a.query + own) * a.pages.head_dim;

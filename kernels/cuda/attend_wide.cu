@@ -94,7 +94,7 @@ static __device__ struct wide_reach wide_reach_of(const struct attend_args &a,
     r.table = pages_table(a.pages, s.slot, a.first + place.head);
     r.length = *pages_length(a.pages, s.slot, a.first + place.head);
     r.begin = 0;
-    r.end = r.length - s.count + (last < all ? last : all) / a.group + 1;
+    r.end = sight_end(a, s, r.length, (last < all ? last : all) / a.group);
     if (a.sliding_window)
         r.begin = pages_before(a.pages, r.table, r.length,
                                s.pos + place.first / a.group - a.sliding_window + 1) /
@@ -123,7 +123,7 @@ static __device__ struct wide_rows wide_rows_of(const struct wide_args &l,
         const int token = index / a.group, own = index % a.group;
         const int64_t to = (int64_t)(s.row + token) * a.pages.heads_kv + place.head;
         r.out[i] = a.out + (to * a.group + own) * l.values;
-        r.high[i] = reach.length - s.count + token + 1;
+        r.high[i] = sight_end(a, s, reach.length, token);
         if (a.sliding_window)
             r.low[i] = pages_before(a.pages, reach.table, reach.length,
                                     s.pos + token - a.sliding_window + 1);

@@ -192,7 +192,7 @@ static void append(struct cuda *cuda, const struct kern_batch *batch) {
 
 static bool same_batch(const struct step *step, const struct kern_batch *batch) {
     if (step->rows != batch->rows || step->span_count != batch->span_count || !step->host ||
-        step->batch_places != batch->places)
+        step->batch_places != batch->places || step->batch_given != batch->given)
         return false;
     for (int i = 0; i < batch->span_count; i++) {
         const struct kern_span *a = &step->host[i], *b = &batch->spans[i];
@@ -214,6 +214,7 @@ static void keep_host_spans(struct step *step, const struct kern_batch *batch) {
     step->rows = batch->rows;
     step->span_count = batch->span_count;
     step->batch_places = batch->places;
+    step->batch_given = batch->given;
 }
 
 /* Host arrays of one batch, consecutive in one allocation: spans, tiles of each kind of heads, then
@@ -225,7 +226,14 @@ struct lists {
     struct span *spans;
     int32_t *row_span, *decode;
     struct kern_place *places; /* NULL: the batch has none */
+    int32_t *ahead;            /* NULL: no rows see each other */
 };
+
+static bool any_together(const struct kern_batch *batch) {
+    for (int i = 0; i < batch->given_count; i++)
+        if (batch->given[i].together) return true;
+    return false;
+}
 
 /* The most tiles of a kind. */
 static size_t tiles_most(const struct heads_kind *kind, const struct kern_batch *batch) {
@@ -241,6 +249,8 @@ static struct lists alloc_lists(const struct cuda *cuda, const struct kern_batch
     l.bytes =
         tiles * sizeof *l.tiles[0] + spans * sizeof *l.spans + (rows + spans) * sizeof(int32_t);
     if (batch->places) l.bytes += rows * sizeof *l.places;
+    const size_t ahead = l.bytes;
+    if (any_together(batch)) l.bytes += rows * sizeof *l.ahead;
     l.mem = static_cast<char *>(mem_must_alloc(l.bytes, 1));
     l.spans = reinterpret_cast<struct span *>(l.mem);
     struct prefill_tile *next = reinterpret_cast<struct prefill_tile *>(l.spans + spans);
@@ -254,7 +264,21 @@ static struct lists alloc_lists(const struct cuda *cuda, const struct kern_batch
         l.places = reinterpret_cast<struct kern_place *>(l.decode + spans);
         memcpy(l.places, batch->places, rows * sizeof *l.places);
     }
+    if (l.bytes > ahead) l.ahead = reinterpret_cast<int32_t *>(l.mem + ahead);
     return l;
+}
+
+/* Rows that see each other see up to the last one of them. */
+static void list_ahead(const struct lists *l, const struct kern_batch *batch) {
+    if (l->ahead) memset(l->ahead, 0, (size_t)batch->rows * sizeof *l->ahead);
+    for (int g = 0; g < batch->given_count; g++) {
+        const struct kern_given *given = &batch->given[g];
+        if (!given->together) continue;
+        CHECK(given->row >= 0 && given->count > 0 && given->row <= batch->rows - given->count);
+        const struct kern_span *span = &batch->spans[l->row_span[given->row]];
+        CHECK(given->row + given->count <= span->row + span->count);
+        for (int i = 0; i < given->count; i++) l->ahead[given->row + i] = given->count - 1 - i;
+    }
 }
 
 static void stage_lists(struct cuda *cuda, const struct lists *l) {
@@ -269,6 +293,7 @@ static void stage_lists(struct cuda *cuda, const struct lists *l) {
     step->row_span = reinterpret_cast<const int32_t *>(place(l->row_span));
     step->decode = reinterpret_cast<const int32_t *>(place(l->decode));
     step->places = l->places ? reinterpret_cast<const struct kern_place *>(place(l->places)) : NULL;
+    step->ahead = l->ahead ? reinterpret_cast<const int32_t *>(place(l->ahead)) : NULL;
 }
 
 static struct span make_span(const struct cuda *cuda, const struct kern_span *from) {
@@ -317,6 +342,7 @@ static void stage_batch(struct cuda *cuda, const struct kern_batch *batch) {
         for (int k = 0; k < cuda->kind_count; k++)
             cut_span(&l, &step->tiles[k], k, i, s->count * cuda->kinds[k].shard.queries);
     }
+    list_ahead(&l, batch);
     keep_host_spans(step, batch);
     stage_lists(cuda, &l);
     mem_free(l.mem);

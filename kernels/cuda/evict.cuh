@@ -139,6 +139,7 @@ struct look_stat {
 struct look_args {
     struct streams_args streams;
     const struct look *looks;
+    const int32_t *ahead; /* LOOK_MASS: as in struct step; otherwise NULL */
     /* For each look its own part: [its items][its queries * group], [its states][the same], and
      * [its states][its queries], the entries over which the softmax runs. */
     struct look_stat *partial, *stats;

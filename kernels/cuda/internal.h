@@ -146,6 +146,8 @@ struct step {
     const int32_t *decode;                 /* device, [decode_count]: spans with one row */
     const struct kern_place *batch_places; /* host, to recognise the batch */
     const struct kern_place *places;       /* the same on the device, [rows], or NULL */
+    const struct kern_given *batch_given;  /* host, to recognise the batch */
+    const int32_t *ahead; /* device, [rows]: so many rows behind it a row sees, too; NULL: none */
     struct prefill_tiles tiles[KINDS_MAX];
     int decode_count;
     bool has_angles[CUDA_ROPES]; /* the angles of these rows are computed, for each rotation */

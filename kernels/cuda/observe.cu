@@ -141,8 +141,8 @@ static __global__ void k_look_sees(const struct look_args a) {
     int query = (int)(blockIdx.y * blockDim.x + threadIdx.x);
     if (look.kind == LOOK_NONE || query >= look.query_count) return;
     const int32_t *table = pages_table(p, a.streams.subjects[st.subject].slot, st.stream);
-    int pos = query_at(look, query);
-    struct sight sight = {0, pages_before(p, table, st.length, pos + 1)};
+    int pos = query_at(look, query), ahead = a.ahead ? a.ahead[look.row + query] : 0;
+    struct sight sight = {0, pages_before(p, table, st.length, pos + 1 + ahead)};
     if (look.observe.support == KERN_SUPPORT_CANDIDATES && sight.high > st.candidates)
         sight.high = st.candidates;
     int visible = attended_of(a, st.place.layer).sliding_window;
@@ -571,6 +571,7 @@ static void mass_measure(const struct cuda *cuda, const struct kern_batch *batch
     args->streams.entries_max = round_up(args->streams.entries_max);
     args->streams.pages = cuda->pages;
     args->streams.state_count = mass->count * o->heads_kv;
+    args->ahead = cuda->step.ahead;
     args->group = cuda->group_most;
     args->heads_q = o->heads_q;
     args->vectors_max = args->queries_max * args->group;

@@ -12,7 +12,7 @@ static __device__ __forceinline__ struct reach reach_of(const struct attend_args
     r.table = pages_table(a.pages, s.slot, stream);
     r.length = *pages_length(a.pages, s.slot, stream);
     int last = first + PREFILL_ROWS - 1, all = s.count * a.group - 1;
-    r.end = r.length - s.count + (last < all ? last : all) / a.group + 1;
+    r.end = sight_end(a, s, r.length, (last < all ? last : all) / a.group);
     r.begin =
         window_start(a, s, r.table, r.length, first / a.group) / S::PREFILL_KEYS * S::PREFILL_KEYS;
     /* Whole tiles of keys, up to the end of the stream: masked keys are multiplied by zero. */

@@ -1,20 +1,21 @@
-"""Pictures in models on the CUDA backend, run by the emulator: the CPU encodes, and the device gets the rows, with places in three
-dimensions and rows behind the first layers; and what is refused."""
+"""Pictures in models on the CUDA backend, run by the emulator: the CPU encodes, and the device gets the rows, in tiles and in
+lines, with places in three dimensions and rows behind the first layers, and rows that see each other."""
 import json
 import os
 import sys
 
 import pytest
 
-from test_pictures import BINARY, ROOT, Tokens, answer_of, ask, check_logprobs, refusal
+from test_pictures import BINARY, ROOT, Tokens, answer_of, ask, check_answer, check_logprobs, picture as rows_of_colours
 
 sys.path.insert(0, str(ROOT / "tests/python"))
 np = pytest.importorskip("numpy")
-from gemma_seeing import write_gemma, write_gemma_mmproj  # noqa: E402
+from gemma_seeing import EDGE, GemmaReference, write_gemma  # noqa: E402
 from grid_model import GridReference, text_config, write_text  # noqa: E402
 from reference_model import load_tensors  # noqa: E402
+from test_pictures_gemma import EVICTIONS, check as check_gemma  # noqa: E402
 from test_qwen_pictures import MARKS as QWEN_MARKS, TEMPLATE, VOCAB  # noqa: E402
-from vision_model import write_tokenizer  # noqa: E402
+from vision_model import SeeingReference, write_model, write_tokenizer  # noqa: E402
 from vision_pixtral import MARKS, TEXT, PixtralReference, write_pixtral  # noqa: E402
 from vision_qwen import QwenVision, write_encoder  # noqa: E402
 
@@ -62,9 +63,24 @@ def test_places_in_three_dimensions(daemon, tmp_path, kind):
         check_logprobs(reference, directory, ids_of(seeds), answer, answer["usage"].get("kv_details", {}).get("trace", ()), MOST)
 
 
-def test_rows_that_see_each_other_are_refused(tmp_path):
-    if not os.path.exists(EMULATED):
-        pytest.skip("skip: keepd-emu is not built")
-    model = write_gemma(tmp_path / "model")
-    said = refusal("--model", model, "--mmproj", write_gemma_mmproj(model, tmp_path / "mmproj.gguf"), "--device", "cuda", binary=EMULATED)
-    assert "mmproj: rows of a picture see each other in gemma3" in said, said
+def test_tiles_of_a_picture(daemon, tmp_path):
+    """The model's attention is sharp: bf16 moves its answers to texts without pictures by up to 0.09, too."""
+    directory = write_model(tmp_path / "model", longest=2 * EDGE, head_dim=64)
+    reference = SeeingReference(directory, tmp_path / "text")
+    d = daemon("--model", str(directory), *FLAGS, binary=EMULATED)
+    for pictures in ([rows_of_colours(1)], [rows_of_colours(1), rows_of_colours(3), rows_of_colours(2)]):
+        check_answer(reference, directory, pictures, answer_of(d, ask(*pictures)), most=5 * MOST)
+
+
+def test_rows_that_see_each_other(daemon, tmp_path):
+    """Also with evictions around the pictures, by attention to them, too."""
+    directory = write_gemma(tmp_path / "model", head_dim=64)
+    reference = GemmaReference(directory, tmp_path / "text")
+    d = daemon("--model", str(directory), *FLAGS, binary=EMULATED)
+    pictures = [rows_of_colours(1), rows_of_colours(3, EDGE), rows_of_colours(2)]
+    check_gemma(directory, reference, pictures[:1], answer_of(d, ask(*pictures[:1])), most=MOST)
+    for kv in (None, *EVICTIONS[:3]):
+        answer = answer_of(d, ask(*pictures), **({"kv": kv} if kv else {}))
+        trace = answer["usage"]["kv_details"]["trace"] if kv else ()
+        assert bool(trace) == bool(kv)
+        check_gemma(directory, reference, pictures, answer, trace, MOST)

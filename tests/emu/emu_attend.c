@@ -50,9 +50,11 @@ struct bench {
     struct kern *kern;
     const struct shape *shape;
     int stride, out_size;
-    float *table;       /* [SLOTS][TOKENS][stride]: what a sequence has at a position */
-    float *sinks;       /* the device's, [heads_q]; NULL: none */
-    float *kept[SLOTS]; /* [TOKENS][out_size] */
+    float *table;               /* [SLOTS][TOKENS][stride]: what a sequence has at a position */
+    float *sinks;               /* the device's, [heads_q]; NULL: none */
+    float *kept[SLOTS];         /* [TOKENS][out_size] */
+    struct kern_given together; /* rows of a step that see each other; count 0: none do */
+    int seen_from, seen_to;     /* positions of these rows, in slot 0 */
 };
 
 /* From far below the logits to above them. */
@@ -105,7 +107,10 @@ static const float *row_of(const struct bench *b, int slot, int pos) {
 /* One step; rows are given out in order, outputs go to `kept` by slot and position. */
 static void step(struct bench *b, struct kern_span *spans, int count) {
     const struct kern_ops *ops = b->kern->ops;
-    struct kern_batch batch = {.spans = spans, .span_count = count};
+    struct kern_batch batch = {.spans = spans,
+                               .span_count = count,
+                               .given = &b->together,
+                               .given_count = b->together.count > 0};
     struct kern_attend_options options = {.sliding_window = b->shape->sliding_window,
                                           .scale = 1 / sqrtf((float)b->shape->head_dim),
                                           .sinks = b->sinks};
@@ -162,12 +167,14 @@ static void exact(const struct bench *b, int slot, int pos, int head, const int3
     const struct shape *s = b->shape;
     int d = s->head_dim, values = value_dim(s), kv = head / (s->heads_q / s->heads_kv);
     int side = s->latent ? 0 : s->heads_kv; /* heads between a key and its value */
+    const bool together = slot == 0 && pos >= b->seen_from && pos < b->seen_to;
+    const int last = together ? b->seen_to - 1 : pos;
     double weight[TOKENS], most = -INFINITY, sum = 0;
     float q[DIM_MAX], k[DIM_MAX], v[DIM_MAX];
     stored(q, row_of(b, slot, pos) + head * d, d, s->dtype == KERN_BF16 ? KERN_BF16 : KERN_F32);
     for (int e = 0; e < count; e++) {
         stored(k, row_of(b, slot, held[e]) + (s->heads_q + kv) * d, d, s->dtype);
-        bool seen = held[e] <= pos && (!s->sliding_window || held[e] > pos - s->sliding_window);
+        bool seen = held[e] <= last && (!s->sliding_window || held[e] > pos - s->sliding_window);
         double dot = 0;
         for (int i = 0; i < d; i++) dot += (double)q[i] * (double)k[i];
         weight[e] = seen ? dot / sqrt(d) : -INFINITY;
@@ -289,6 +296,47 @@ Test(emu_attend, splits_and_company_change_nothing) {
     static const int some[] = {1,  3,  5,  11, 13, 14, 16, 19, 20, 22,
                                23, 24, 26, 27, 29, 30, 31, 32, 33};
     for (size_t i = 0; i < sizeof some / sizeof *some; i++) check_splits(&shapes[some[i]]);
+}
+
+/* ---- Rows that see each other ---- */
+
+/* Rows 230 to 269 of a text see each other, across a chunk's end, in one step with rows around them
+ * and with another text's in front; in other steps; then the last 17 of them alone, as after a
+ * cut. */
+static void check_together(const struct shape *shape) {
+    struct bench b = open_bench(shape);
+    int32_t held[TOKENS];
+    identity(held);
+    struct kern_span both[] = {{.slot = 1, .count = 41, .pos = 0},
+                               {.slot = 0, .count = 100, .pos = 190}};
+    append(&b, 0, 0, 190);
+    b.seen_from = 230, b.seen_to = 270;
+    b.together = (struct kern_given){.row = 41 + 40, .count = 40, .together = true};
+    step(&b, both, 2);
+    static const int some[] = {189, 190, 229, 230, 231, 254, 255, 256, 268, 269, 270, 289};
+    for (size_t i = 0; i < sizeof some / sizeof *some; i++) check_token(&b, 0, some[i], held, 290);
+    check_token(&b, 1, 40, held, 41);
+    float *whole = fresh((size_t)(TOKENS * b.out_size), 0);
+    memcpy(whole, b.kept[0], (size_t)(290 * b.out_size) * sizeof *whole);
+    b.kern->ops->release(b.kern, 0);
+    b.together.count = 0;
+    append(&b, 0, 0, 223);
+    b.together = (struct kern_given){.row = 7, .count = 40, .together = true};
+    append(&b, 0, 223, 270);
+    b.together.count = 0;
+    append(&b, 0, 270, 290);
+    same_rows(&b, 0, whole, 0, 290, "rows that see each other, in other steps");
+    MUST(b.kern->ops->truncate(b.kern, 0, 253));
+    b.together = (struct kern_given){.row = 0, .count = 17, .together = true};
+    append(&b, 0, 253, 290);
+    same_rows(&b, 0, whole, 0, 290, "rows that see each other, after a cut");
+    free(whole);
+    close_bench(&b);
+}
+
+Test(emu_attend, rows_that_see_each_other) {
+    static const int some[] = {1, 3, 8, 11, 13, 19, 23, 27, 30, 31, 33};
+    for (size_t i = 0; i < sizeof some / sizeof *some; i++) check_together(&shapes[some[i]]);
 }
 
 /* ---- After eviction, and beside what others left ---- */

@@ -222,6 +222,30 @@ Test(emu_policy, wide_groups) {
     }
 }
 
+/* Rows that see each other are observed as they see, where every query is: in front of and behind
+ * an eviction, the second time beside another text, and with a window. */
+Test(emu_policy, rows_that_see_each_other) {
+    static const struct method some[] = {
+        {"h2o", as_it_is}, {"h2o", as_it_is}, {"snapkv", as_it_is}, {"cake", as_it_is}};
+    for (int i = 0; i < (int)(sizeof some / sizeof *some); i++) {
+        struct kern_rule rule = rule_of(&some[i], 24);
+        struct pair p = open_pair(shapes[i % 3], 8192, (uint64_t)(120 + i));
+        struct kern_span spans[] = {{.slot = 2, .count = 9, .rule = &rule},
+                                    {.slot = 1, .count = 60, .rule = &rule}};
+        struct kern_evict due = {.slot = 1, .tokens = 60, .budget = 24, .rule = &rule};
+        p.sliding_window = i == 1 ? 11 : 0;
+        p.together = (struct kern_given){.row = 7, .count = 30, .together = true};
+        feed(&p, spans + 1, 1, some[i].policy);
+        evict(&p, &due, 1, some[i].policy);
+        spans[1] = (struct kern_span){.slot = 1, .row = 9, .count = 40, .pos = 60, .rule = &rule};
+        p.together.row = 9 + 10;
+        feed(&p, spans, 2, some[i].policy);
+        due.tokens = 100;
+        evict(&p, &due, 1, some[i].policy);
+        both_close(p.kern);
+    }
+}
+
 /* ---- Any combination ---- */
 
 static uint32_t pick(uint64_t *state, uint32_t below) {

@@ -19,9 +19,10 @@ struct pair {
     struct kern *kern[BACKENDS];
     struct kern_cache_options options;
     uint64_t seed;
-    int sliding_window;     /* 0: none */
-    float cap;              /* soft cap; 0: none */
-    float *sinks[BACKENDS]; /* learned sinks, per backend; NULL: none */
+    int sliding_window;         /* 0: none */
+    float cap;                  /* soft cap; 0: none */
+    float *sinks[BACKENDS];     /* learned sinks, per backend; NULL: none */
+    struct kern_given together; /* rows of a step that see each other; count 0: none do */
 };
 
 static inline struct pair open_pair(struct kern_cache_options shape, int64_t entries,
@@ -156,7 +157,10 @@ static inline float *run_step(struct pair *p, struct kern *kern, const struct ke
  * agree only if keys and values do. */
 static inline void feed(struct pair *p, const struct kern_span *spans, int span_count,
                         const char *what) {
-    struct kern_batch batch = {.spans = spans, .span_count = span_count};
+    struct kern_batch batch = {.spans = spans,
+                               .span_count = span_count,
+                               .given = &p->together,
+                               .given_count = p->together.count > 0};
     float *out[BACKENDS];
     for (int i = 0; i < span_count; i++) batch.rows += spans[i].count;
     for (int b = 0; b < BACKENDS; b++) out[b] = run_step(p, p->kern[b], &batch);

@@ -133,10 +133,10 @@ class GemmaReference(Reference):
 # --- tiny random models -----------------------------------------------------------------------------------------------
 
 
-def gemma_shapes(layout):
-    """Names and shapes of a tiny model's tensors."""
+def gemma_shapes(layout, dim):
+    """Names and shapes of a tiny model's tensors; `dim`: numbers of a head of the text model."""
     text, vision, projector = LAYOUTS[layout]
-    d, ff, dim = TEXT["hidden_size"], TEXT["intermediate_size"], TEXT["head_dim"]
+    d, ff = TEXT["hidden_size"], TEXT["intermediate_size"]
     q, kv = TEXT["num_attention_heads"] * dim, TEXT["num_key_value_heads"] * dim
     out = {text + "embed_tokens.weight": (VOCAB, d), text + "norm.weight": (d,)}
     for i in range(TEXT["num_hidden_layers"]):
@@ -159,18 +159,18 @@ def gemma_shapes(layout):
     return out | {projector + "mm_soft_emb_norm.weight": (w,), projector + "mm_input_projection_weight": (w, d)}
 
 
-def write_gemma(directory, layout="old", seed=1, **fields):
+def write_gemma(directory, layout="old", seed=1, head_dim=TEXT["head_dim"], **fields):
     """A directory with a tiny random model."""
     directory.mkdir(parents=True, exist_ok=True)
     random, tensors = np.random.default_rng(seed), {}
-    for name, shape in gemma_shapes(layout).items():
+    for name, shape in gemma_shapes(layout, head_dim).items():
         numbers = random.standard_normal(shape) * (0.25 if len(shape) > 1 else 0.2)
         siglip = "layer_norm" in name or "post_layernorm" in name  # other norms are by 1 + w
         tensors[name] = (numbers + (siglip and name.endswith("weight"))).astype(np.float32)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     config = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "boi_token_index": PLAIN,
               "eoi_token_index": PLAIN + 1, "image_token_index": PLAIN + 2, "mm_tokens_per_image": TILE, "torch_dtype": "float32",
-              "text_config": TEXT, "vision_config": VISION, **fields}
+              "text_config": {**TEXT, "head_dim": head_dim}, "vision_config": VISION, **fields}
     (directory / "config.json").write_text(json.dumps(config))
     (directory / "preprocessor_config.json").write_text(json.dumps({
         "image_processor_type": "Gemma3ImageProcessor", "do_convert_rgb": None, "do_normalize": True, "do_pan_and_scan": None,

@@ -105,15 +105,15 @@ class SeeingReference(Reference):
 
 # --- tiny random models -----------------------------------------------------------------------------------------------
 
-def shapes():
-    """Names and shapes of a tiny model's tensors."""
+def shapes(dim):
+    """Names and shapes of a tiny model's tensors; `dim`: numbers of a head of the text model."""
     d, ff = TEXT["hidden_size"], TEXT["intermediate_size"]
-    kv = d // TEXT["num_attention_heads"] * TEXT["num_key_value_heads"]
+    q, kv = dim * TEXT["num_attention_heads"], dim * TEXT["num_key_value_heads"]
     out = {"model.text_model.embed_tokens.weight": (VOCAB, d), "lm_head.weight": (VOCAB, d), "model.text_model.norm.weight": (d,)}
     for i in range(TEXT["num_hidden_layers"]):
         name = f"model.text_model.layers.{i}."
-        for part, shape in (("self_attn.q_proj", (d, d)), ("self_attn.k_proj", (kv, d)), ("self_attn.v_proj", (kv, d)),
-                            ("self_attn.o_proj", (d, d)), ("mlp.gate_proj", (ff, d)), ("mlp.up_proj", (ff, d)),
+        for part, shape in (("self_attn.q_proj", (q, d)), ("self_attn.k_proj", (kv, d)), ("self_attn.v_proj", (kv, d)),
+                            ("self_attn.o_proj", (d, q)), ("mlp.gate_proj", (ff, d)), ("mlp.up_proj", (ff, d)),
                             ("mlp.down_proj", (d, ff)), ("input_layernorm", (d,)), ("post_attention_layernorm", (d,))):
             out[f"{name}{part}.weight"] = shape
     w, vff, size, side = (VISION["hidden_size"], VISION["intermediate_size"], VISION["patch_size"],
@@ -143,12 +143,12 @@ def write_tokenizer(directory, marks=tuple(MARKS), template=TEMPLATE):
     (directory / "chat_template.jinja").write_text(template)
 
 
-def write_model(directory, architecture="Idefics3", splits=True, longest=4 * EDGE, seed=1, **fields):
+def write_model(directory, architecture="Idefics3", splits=True, longest=4 * EDGE, seed=1, head_dim=16, **fields):
     """A directory with a tiny random model. `longest`: pixels of a picture's longer side, once it is resized."""
     directory.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(seed)
     tensors = {}
-    for name, shape in shapes().items():
+    for name, shape in shapes(head_dim).items():
         numbers = random.standard_normal(shape) * (0.25 if len(shape) > 1 else 0.2)
         if "norm" in name and name.endswith("weight"):
             numbers = numbers + 1
@@ -156,7 +156,8 @@ def write_model(directory, architecture="Idefics3", splits=True, longest=4 * EDG
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     kind = architecture.lower()
     config = {"architectures": [architecture + "ForConditionalGeneration"], "model_type": kind, "scale_factor": MERGE,
-              "image_token_id": PLAIN, "tie_word_embeddings": False, "torch_dtype": "float32", "text_config": TEXT,
+              "image_token_id": PLAIN, "tie_word_embeddings": False, "torch_dtype": "float32",
+              "text_config": {**TEXT, "head_dim": head_dim},
               "vision_config": {**VISION, "model_type": "idefics3_vision" if kind == "idefics3" else "smolvlm_vision"},
               **fields}
     (directory / "config.json").write_text(json.dumps(config))
