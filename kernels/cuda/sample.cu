@@ -2,6 +2,7 @@
  *
  * No sort and no rejection: a token's place is a 64-bit number (logit, then lower id), and the
  * place where top-k or top-p cuts is found by radix select with histograms of counts and of masses.
+ * As soon as few tokens are left, they are listed, and later passes read no others.
  * Masses are added as integers (2^-40 of the most likely token's), so that their sum does not
  * depend on the order in which threads arrive. Noise is Philox4x32-10 with the request's seed and
  * the counter (token, position): the same as on the CPU, for any batch. */
@@ -16,6 +17,7 @@
 #define THREADS    512
 #define BINS       2048
 #define DIGIT      11              /* bits of a pass */
+#define FEW        2048            /* tokens that are listed */
 #define BATCH      8               /* tokens that a thread reads at a time */
 #define GUMBEL_MAX 22.9            /* -log(-log(1 - 2^-33)), rounded up */
 #define MASS_ONE   1099511627776.0 /* 2^40; times 2^18 tokens fits 63 bits */
@@ -71,6 +73,8 @@ struct sample_shared {
     uint32_t sums[THREADS / 32];
     place_t listed[KERN_TOP_MAX];
     uint32_t listed_count;
+    int32_t few[FEW];
+    uint32_t few_count;
     int found;
 };
 
@@ -104,8 +108,9 @@ static __device__ __forceinline__ bool can_lift(uint32_t bits, double lead) {
 /* A row's logits after adjustment, divided by the temperature. */
 struct view {
     const float *logit;
-    int vocab;
-    float temperature; /* 1: unchanged */
+    int count;                 /* its tokens: all, or those of `few` */
+    float temperature;         /* 1: unchanged */
+    const int32_t *few = NULL; /* tokens that later passes need, in shared memory; NULL: all */
 };
 
 static __device__ __forceinline__ float scaled(const struct view &v, float logit) {
@@ -116,18 +121,23 @@ static __device__ __forceinline__ float view_at(const struct view &v, int i) {
     return scaled(v, v.logit[i]);
 }
 
-/* Calls work(token, logit) for every token, divided among the threads. A row has one block, whose
- * speed depends on the number of reads in progress. */
+static __device__ __forceinline__ int token_at(const struct view &v, int i) {
+    return v.few ? v.few[i] : i;
+}
+
+/* Calls work(token, logit) for every token of the view, divided among the threads. A row has one
+ * block, whose speed depends on the number of reads in progress. */
 template <class Work>
 static __device__ __forceinline__ void each_token(const struct view &v, Work work) {
-    for (int first = threadIdx.x; first < v.vocab; first += BATCH * THREADS) {
+    for (int first = threadIdx.x; first < v.count; first += BATCH * THREADS) {
         float x[BATCH];
 #pragma unroll
         for (int k = 0; k < BATCH; k++)
-            x[k] = first + k * THREADS < v.vocab ? v.logit[first + k * THREADS] : 0;
+            x[k] = first + k * THREADS < v.count ? v.logit[token_at(v, first + k * THREADS)] : 0;
 #pragma unroll
         for (int k = 0; k < BATCH; k++)
-            if (first + k * THREADS < v.vocab) work(first + k * THREADS, scaled(v, x[k]));
+            if (first + k * THREADS < v.count)
+                work(token_at(v, first + k * THREADS), scaled(v, x[k]));
     }
 }
 
@@ -209,41 +219,66 @@ static __device__ __forceinline__ void add_mass(struct halves *sum, place_t mass
     if (high) atomicAdd(&sum->high, high);
 }
 
-/* Bits that passes above `shift` have determined. */
-static __device__ __forceinline__ place_t decided_above(int shift) {
-    return shift + DIGIT >= 64 ? 0 : ~(place_t)0 << (shift + DIGIT);
+/* A pass finds the bits of a place from `shift` on, those from `known` on being known. The first
+ * one tells powers of two and their quarters apart, the last one may find fewer than DIGIT bits. */
+struct pass {
+    int shift, known;
+};
+
+static __device__ __forceinline__ struct pass first_pass() {
+    return {64 - DIGIT, 64};
 }
 
-/* Histogram of the tokens at or above `least` that agree with `cut` above `shift`. */
-static __device__ void count_places(const struct view &v, place_t least, place_t cut, int shift,
-                                    float top, bool masses, struct sample_shared *s) {
+static __device__ __forceinline__ struct pass next_pass(struct pass pass) {
+    return {pass.shift > DIGIT ? pass.shift - DIGIT : 0, pass.shift};
+}
+
+/* Histogram of the tokens at or above `least` that agree with `cut` in the bits that are known. */
+static __device__ void count_places(const struct view &v, place_t least, place_t cut,
+                                    struct pass pass, float top, bool masses,
+                                    struct sample_shared *s) {
     __syncthreads(); /* the previous histogram has been read */
     for (int i = threadIdx.x; i < BINS; i += THREADS) {
         s->count[i] = 0;
         if (masses) s->mass.bin[i] = {0, 0};
     }
     __syncthreads();
-    place_t decided = decided_above(shift);
+    const place_t known = pass.known == 64 ? 0 : ~(place_t)0 << pass.known;
     each_token(v, [&](int i, float x) {
         place_t place = place_of(x, i);
-        if (place < least || (place & decided) != cut) return;
-        int bin = (int)(place >> shift & (BINS - 1));
+        if (place < least || (place & known) != cut) return;
+        int bin = (int)(place >> pass.shift & (BINS - 1));
         atomicAdd(&s->count[bin], 1u);
         if (masses) add_mass(&s->mass.bin[bin], mass_of(x, top));
     });
     __syncthreads();
 }
 
-/* The place of the `rank`-th best token; at least `rank` tokens must exist. */
-static __device__ place_t select_rank(const struct view &v, uint32_t rank,
-                                      struct sample_shared *s) {
+/* Lists the `count` tokens from `least` on, if they are few, for all later passes. */
+static __device__ void list_few(struct view &v, place_t least, uint32_t count,
+                                struct sample_shared *s) {
+    if (v.few || count > FEW) return;
+    if (threadIdx.x == 0) s->few_count = 0;
+    __syncthreads();
+    each_token(v, [&](int i, float x) {
+        if (place_of(x, i) >= least) s->few[atomicAdd(&s->few_count, 1u)] = i;
+    });
+    __syncthreads();
+    v.few = s->few;
+    v.count = (int)count;
+}
+
+/* The place of the `rank`-th best token; at least `rank` tokens must exist. Later passes may see no
+ * token behind it. */
+static __device__ place_t select_rank(struct view &v, uint32_t rank, struct sample_shared *s) {
     place_t cut = 0;
     uint32_t wanted = rank, before;
-    for (int shift = 6 * DIGIT - DIGIT; shift >= 0; shift -= DIGIT) {
-        count_places(v, 0, cut, shift, 0, false, s);
+    for (struct pass pass = first_pass(); pass.known > 0; pass = next_pass(pass)) {
+        count_places(v, 0, cut, pass, 0, false, s);
         int bin = block_pick<BINS>(s->count, wanted, s->sums, &s->found, &before);
-        cut |= (place_t)bin << shift;
+        cut |= (place_t)bin << pass.shift;
         wanted -= before;
+        list_few(v, cut, rank - wanted + s->count[bin], s);
         if (s->count[bin] == wanted) break; /* all tokens of the bin: lower bits stay 0 */
     }
     return cut;
@@ -258,17 +293,28 @@ static __device__ place_t mass_wanted(float top_p, struct sample_shared *s) {
     return wanted == 0 ? 1 : wanted < total ? wanted : total;
 }
 
+/* The counted tokens in bins from `bin` on. */
+static __device__ uint32_t count_from(int bin, struct sample_shared *s) {
+    uint32_t mine = 0;
+    for (int i = bin + (int)threadIdx.x; i < BINS; i += THREADS) mine += s->count[i];
+    return block_total(mine, s->sums);
+}
+
 /* The place of the last of the fewest best tokens, at or above `least`, whose mass reaches top_p of
- * the mass of all. The best token has mass. */
-static __device__ place_t select_mass(const struct view &v, place_t least, float top, float top_p,
+ * the mass of all. The best token has mass. Later passes may see no token behind it. */
+static __device__ place_t select_mass(struct view &v, place_t least, float top, float top_p,
                                       struct sample_shared *s) {
     place_t cut = 0, wanted = 0, before;
-    for (int shift = 6 * DIGIT - DIGIT; shift >= 0; shift -= DIGIT) {
-        count_places(v, least, cut, shift, top, true, s);
+    uint32_t above = 0; /* tokens in bins above those of all passes */
+    for (struct pass pass = first_pass(); pass.known > 0; pass = next_pass(pass)) {
+        count_places(v, least, cut, pass, top, true, s);
         if (wanted == 0) wanted = mass_wanted(top_p, s);
         int bin = block_pick<BINS>(s->mass, wanted, s->room, &s->found, &before);
-        cut |= (place_t)bin << shift;
+        cut |= (place_t)bin << pass.shift;
         wanted -= before;
+        above += count_from(bin, s);
+        list_few(v, cut > least ? cut : least, above, s);
+        above -= s->count[bin];
         if (s->count[bin] == 1) break;
     }
     return cut > least ? cut : least; /* undetermined low bits are 0 */
@@ -342,9 +388,9 @@ static __device__ int choose(const struct view &v, const struct sample_row &r, i
     return winner;
 }
 
-static __device__ int pick_token(const struct view &v, const struct sample_row &r,
+static __device__ int pick_token(struct view &v, const struct sample_row &r,
                                  struct sample_shared *s) {
-    struct view unscaled = {v.logit, v.vocab, 1};
+    struct view unscaled = {v.logit, v.count, 1};
     int top = place_token(best_place(unscaled, s));
     if (!(r.temperature > 0)) return top;
     float top_logit = view_at(v, top);
@@ -352,7 +398,7 @@ static __device__ int pick_token(const struct view &v, const struct sample_row &
      * overflow. */
     if (!isfinite(top_logit)) return top;
     struct remaining left = {0, ~(place_t)0, r.min_p > 0 ? top_logit + logf(r.min_p) : -INFINITY};
-    if (r.top_k > 0 && r.top_k < v.vocab) left.least = select_rank(v, (uint32_t)r.top_k, s);
+    if (r.top_k > 0 && r.top_k < v.count) left.least = select_rank(v, (uint32_t)r.top_k, s);
     if (r.top_p < 1) left.least = select_mass(v, left.least, top_logit, r.top_p, s);
     apply_xtc(v, r, top_logit, left, s);
     if (left.most != ~(place_t)0) top = place_token(left.most);
@@ -362,9 +408,9 @@ static __device__ int pick_token(const struct view &v, const struct sample_row &
 /* ---- Log-probabilities ---- */
 
 /* The `most` best tokens, best first, into out. */
-static __device__ void list_top(const struct view &raw, int most, double norm,
-                                struct kern_sampled *out, struct sample_shared *s) {
-    int count = most < raw.vocab ? most : raw.vocab;
+static __device__ void list_top(struct view &raw, int most, double norm, struct kern_sampled *out,
+                                struct sample_shared *s) {
+    int count = most < raw.count ? most : raw.count;
     place_t least = count > 0 ? select_rank(raw, (uint32_t)count, s) : 0;
     if (threadIdx.x == 0) s->listed_count = 0;
     __syncthreads();
@@ -387,8 +433,8 @@ static __device__ void list_top(const struct view &raw, int most, double norm,
 }
 
 /* Log-probability of the raw model: before any penalty, bias or temperature. */
-static __device__ void score_token(const struct view &raw, int token, int most,
-                                   struct kern_sampled *out, struct sample_shared *s) {
+static __device__ void score_token(struct view &raw, int token, int most, struct kern_sampled *out,
+                                   struct sample_shared *s) {
     float top = raw.logit[place_token(best_place(raw, s))];
     place_t mine = place_of(raw.logit[token], token);
     double sum = 0, before = 0;
