@@ -20,6 +20,12 @@
 
 /* ---- Decoding ---- */
 
+/* The place of a result in 16 bits; NULL: there is none. */
+static __device__ __forceinline__ uint16_t *rounded_at(const struct attend_args &a,
+                                                       const float *result) {
+    return a.round.x ? (uint16_t *)a.round.x + (result - a.out) : NULL;
+}
+
 template <int D, int E>
 static __device__ __forceinline__ void write_chunk(const struct attend_args &a,
                                                    const struct tile<D> &t, int head, float *rows,
@@ -32,13 +38,15 @@ static __device__ __forceinline__ void write_chunk(const struct attend_args &a,
         struct fold f = fold_start(a, head, own);
         struct fold_weights w = fold_chunk(f, t.m[i], l);
         float *to = rows + own * stride;
+        uint16_t *half = whole ? rounded_at(a, to) : NULL;
         for (int n = 0; n < D / 8; n++) {
             float2 pair = tile_pair<D, E>(t.o, n, i);
             if (whole) {
                 pair.x = fold_end(f, fold_value(w, 0, pair.x));
                 pair.y = fold_end(f, fold_value(w, 0, pair.y));
             }
-            *(float2 *)(to + tile_dim<E>(n, lane)) = pair;
+            const int dim = tile_dim<E>(n, lane);
+            write_rounded<2>(to + dim, half ? half + dim : NULL, {pair.x, pair.y}, a.round.dtype);
         }
         if (!whole && (lane & 3) == 0) {
             to[D] = t.m[i];
@@ -197,11 +205,13 @@ static __global__ void k_attend_combine(const struct attend_args a) {
         }
     }
     float *out = a.out + ((int64_t)s.row * heads + head_q) * D + lane * PIECE;
+    uint16_t *half = rounded_at(a, out);
 #pragma unroll
     for (int i = 0; i < PIECES; i++) {
 #pragma unroll
         for (int k = 0; k < PIECE; k++) o[i].of[k] = fold_end(f, o[i].of[k]);
-        write_several<PIECE>(out + 32 * i * PIECE, o[i]);
+        const int at = 32 * i * PIECE;
+        write_rounded<PIECE>(out + at, half ? half + at : NULL, o[i], a.round.dtype);
     }
 }
 
@@ -441,6 +451,12 @@ void op_attend(struct kern *kern, int layer, float *out, const float *qkv,
     args.queries = queries.at;
     args.stride = queries.stride;
     args.out = out;
+    /* Kernels of prompts have no registers left for it, and the numbers of E4M3 need a row's
+     * largest. */
+    const int64_t cols = (int64_t)place->heads * kind->shard.queries * kind->head_dim;
+    if (tiles->count == 0 && !args.pages.scaled && !kind_is_wide(cuda, kind) &&
+        cuda->layers_dtype != KERN_E4M3)
+        args.round = rounded_take(cuda, batch->rows, cols);
     args.items = cuda->items + layer * cuda->items_max;
     args.streams = cuda->streams + (int64_t)layer * cuda->options.slots * cuda->options.heads_kv;
     args.item_count = cuda->item_counts + layer;
@@ -459,8 +475,8 @@ void op_attend(struct kern *kern, int layer, float *out, const float *qkv,
     else
         attend_narrow(cuda, args, tiles->count);
     if (!options->queries) add_mass(cuda, layer);
+    if (args.round.x) rounded_put(cuda, args.round, out, batch->rows, cols);
     if (!args.pages.scaled) return;
-    const int heads = place->heads * args.group; /* query heads that this rank computes */
-    const struct heads_array results = {out, (int64_t)heads * kind->head_dim};
-    rotate_heads(cuda, results, results, batch->rows, heads, kind->head_dim);
+    const struct heads_array results = {out, cols};
+    rotate_heads(cuda, results, results, batch->rows, place->heads * args.group, kind->head_dim);
 }

@@ -76,6 +76,7 @@ struct attend_args {
     const float *queries;
     int64_t stride; /* from the queries of a row to those of the next */
     float *out;
+    struct rounded round;          /* the same in 16 bits, in steps that only decode; or none */
     const struct plan_item *items; /* items of this layer */
     const struct plan_stream *streams;
     const int32_t *item_count;

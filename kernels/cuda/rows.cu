@@ -95,11 +95,6 @@ static __device__ void round_row(const struct rounded &to, const float *row, int
     if (threadIdx.x == 0) to.scale[blockIdx.x] = scale;
 }
 
-/* Rounds two numbers to BF16 or F16. */
-static __device__ __forceinline__ uint32_t pack_pair(float low, float high, enum kern_dtype dtype) {
-    return dtype == KERN_F16 ? ptx_pack_f16(low, high) : ptx_pack_bf16(low, high);
-}
-
 /* A block per row. */
 static __global__ void k_narrow_rows(const struct rounded to, const float *from, int64_t cols) {
     ptx_overlap_grids();
@@ -139,20 +134,6 @@ void narrow(struct cuda *cuda, struct rounded to, const float *x, int rows, int6
 }
 
 /* ---- Norm and activation ---- */
-
-/* Writes y, and y rounded to 16 bits where `half` is not NULL. WIDTH: 1 or 4. */
-template <int WIDTH>
-static __device__ __forceinline__ void
-write_rounded(float *y, uint16_t *half, const struct several<WIDTH> &v, enum kern_dtype dtype) {
-    write_several<WIDTH>(y, v);
-    if (!half) return;
-    const uint32_t low = pack_pair(v.of[0], v.of[WIDTH / 4], dtype);
-    const uint2 pairs = {low, pack_pair(v.of[WIDTH / 2], v.of[WIDTH - 1], dtype)};
-    if (WIDTH == 1)
-        *half = (uint16_t)low;
-    else
-        *(uint2 *)half = pairs;
-}
 
 /* A block per row; `round`: y rounded, or none. WIDTH divides dim. A thread reads NORM_BATCH times
  * before it uses the first numbers, and keeps the row's first NORM_BATCH * blockDim.x * WIDTH

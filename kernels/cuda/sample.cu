@@ -108,7 +108,7 @@ static __device__ __forceinline__ bool can_lift(uint32_t bits, double lead) {
 /* A row's logits after adjustment, divided by the temperature. */
 struct view {
     const float *logit;
-    int count;                 /* its tokens: all, or those of `few` */
+    int count;                 /* tokens: all, or those of `few` */
     float temperature;         /* 1: unchanged */
     const int32_t *few = NULL; /* tokens that later passes need, in shared memory; NULL: all */
 };
