@@ -446,14 +446,15 @@ enum models_entry models_enter(struct exchange *ex) {
 }
 
 bool models_choose(struct exchange *ex) {
-    char name[OAI_NAME_BYTES];
+    char name[OAI_NAME_BYTES], other[OAI_NAME_BYTES];
     const char *adapter;
     if (ex->server->models.count == 1) return true; /* the worker checks the name */
     oai_find_model(ex->body.data ? ex->body.data : "", ex->body.size, name);
     if (!name[0]) return true;
+    memcpy(other, name, sizeof other);
     struct served_model *model = models_find(ex->server, name, &adapter);
-    if (!model && ex->route->kind->has_tags && oai_cut_tag(name))
-        model = models_find(ex->server, name, &adapter);
+    if (!model && ex->route->kind->has_tags && oai_other_tag(other))
+        model = models_find(ex->server, other, &adapter);
     if (!model) return refuse_absent(ex, name);
     ex->model = model;
     return true;

@@ -133,6 +133,7 @@ static void set_rules(struct served_model *model) {
     rules->channels.split = rules->channels.known && options->split_reasoning;
     rules->fim = oai_find_fim(engine);
     rules->verdict = oai_find_verdict(engine);
+    rules->turns = oai_find_turns(engine);
     rules->tools = oai_find_tools(engine, options->tool_call_parser);
 }
 

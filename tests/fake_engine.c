@@ -15,7 +15,8 @@
  * With KEEPD_FAKE_CHANNELS it has the tokens of channels, from <|start|> to <|return|>, which an
  * answer's bytes 1 to 7 become; the last two end it, and a prompt opens a message.
  * With KEEPD_FAKE_TOOLS=hermes or another name of --tool-call-parser the model's template knows
- * tools and calls of that form; it writes the calls of messages as Qwen's does.
+ * tools and calls of that form; it writes the calls of messages as Qwen's does. A file of
+ * --chat-template takes its place: prompts are the bytes of what it renders.
  *
  * With KEEPD_FAKE_SCRIPT, a JSON file of pairs [text, answer], a prompt that contains a pair's text
  * gets the answer of the first such pair, without a seed.
@@ -91,6 +92,7 @@ struct engine {
     char *model_dir;
     int step_us, prefill_steps, think;
     bool channels;
+    struct fake_template template;
     cJSON *script;    /* NULL without KEEPD_FAKE_SCRIPT */
     int submits_left; /* until one fails; -1 never */
     atomic_int places;
@@ -138,6 +140,7 @@ static const struct picture_form fake_form = {.kind = PICTURE_IDEFICS3,
 static void fill_info(struct engine *e) {
     const struct engine_options *o = &e->options;
     int64_t pages = o->kv_pool_bytes ? o->kv_pool_bytes / PAGE_BYTES : 1 << 16;
+    const char *template = e->template.source;
     e->info =
         (struct engine_info){.model_dir = e->model_dir,
                              .family = "fake",
@@ -175,8 +178,8 @@ static void fill_info(struct engine *e) {
                              .page_slots = PAGE_SLOTS,
                              .token_entries = FAKE_LAYERS * FAKE_HEADS,
                              .has_chat_template = !env_int("KEEPD_FAKE_NO_TEMPLATE", 0),
-                             .chat_template = "fake",
-                             .tool_template = fake_tool_template(),
+                             .chat_template = template ? template : "fake",
+                             .tool_template = template ? template : fake_tool_template(),
                              .pictures = getenv("KEEPD_FAKE_PICTURES") ? &fake_form : NULL,
                              .bos_token = "",
                              .eos_token = fake_special_names[END_OF_TEXT - IM_START],
@@ -313,6 +316,7 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
     hist_open(&e->status.counters.eviction_seconds, eviction_bounds, 5);
     hist_open(&e->status.counters.mask_seconds, eviction_bounds, 5);
     hist_open(&e->status.counters.iteration_tokens, token_bounds, 13);
+    int rc = fake_template_open(options->chat_template, &e->template, fault);
     fill_info(e);
     constraint_table_open(&e->constraints,
                           &(struct constrain_vocabulary){
@@ -320,7 +324,7 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
     e->info.eos = &fake_end;
     e->info.eos_count = 1;
     e->status.pages_total = e->info.pages_total;
-    int rc = fake_adapters_open(&e->adapters, &e->options, fault);
+    if (rc == 0) rc = fake_adapters_open(&e->adapters, &e->options, fault);
     if (rc)
         engine_close(e);
     else
@@ -330,6 +334,10 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
 
 const struct engine_info *engine_info(const struct engine *e) {
     return &e->info;
+}
+
+const struct fake_template *fake_template(const struct engine *e) {
+    return &e->template;
 }
 
 bool fake_has_channels(const struct engine *e) {
@@ -874,6 +882,7 @@ void engine_close(struct engine *e) {
     pthread_mutex_destroy(&e->mutex);
     pthread_cond_destroy(&e->work);
     mem_free(e->model_dir);
+    fake_template_close(&e->template);
     json_free(e->script);
     mem_free(e);
 }

@@ -150,6 +150,15 @@ void fake_wait_at_gate(void) {
     while (gate && access(gate, F_OK)) usleep(1000);
 }
 
+static int render_published(const struct fake_template *published, const cJSON *context,
+                            struct arena *arena, struct engine_ids *out, struct fault *fault) {
+    const char *text;
+    int rc = fake_template_render(published, context, arena, &text, fault);
+    if (rc == 0) rc = add_ids(arena, out, strlen(text), fault);
+    if (rc == 0) add_bytes(out, text, strlen(text));
+    return rc;
+}
+
 /* Lengths are checked behind the template. */
 int engine_render_chat(const struct engine *e, const struct engine_chat *chat, struct arena *arena,
                        struct engine_ids *out, struct fault *fault) {
@@ -157,6 +166,8 @@ int engine_render_chat(const struct engine *e, const struct engine_chat *chat, s
     const struct picture *const *pictures = chat->pictures;
     if (!engine_info(e)->has_chat_template)
         return fault_set(fault, ERR_UNSUPPORTED, "messages", "this model has no chat template");
+    if (fake_template(e)->chat)
+        return render_published(fake_template(e), context, arena, out, fault);
     int rc = add_ids(arena, out,
                      rendered_size(messages) + (size_t)chat->picture_count * PICTURE_TEXT, fault);
     if (rc) return rc;
@@ -244,9 +255,14 @@ int engine_added_before(const struct engine *e) {
 
 int engine_render_template(const char *source, const cJSON *context, struct arena *arena,
                            const char **out, struct fault *fault) {
-    (void)source, (void)context, (void)arena;
     *out = NULL;
-    return fault_set(fault, ERR_UNSUPPORTED, NULL, "the fake's templates render no calls");
+    if (!strstr(source, "{%"))
+        return fault_set(fault, ERR_UNSUPPORTED, NULL, "the fake's own template renders no calls");
+    struct fake_template published = {0};
+    int rc = chat_open(source, strlen(source), &published.chat, fault);
+    if (rc == 0) rc = fake_template_render(&published, context, arena, out, fault);
+    fake_template_close(&published);
+    return rc;
 }
 
 /* The fake's special tokens are none of the tags. */

@@ -110,6 +110,14 @@ int oai_get_object(const struct oai_reader *r, const char *key, const cJSON **va
 int oai_get_ids(const struct oai_reader *r, const cJSON *node, const char *field,
                 const int32_t **ids, size_t *count);
 
+/* Returns a message's text: oai_build_context made each content a string. */
+const char *oai_message_text(const cJSON *message);
+/* Replaces the content by the text, and closes the text. false: no memory. */
+bool oai_set_content(cJSON *message, struct buf *text);
+/* Joins messages to turns of the user. With `results`: results of tools that follow each other, and
+ * the user's text after them. Where turns alternate: also messages of the user that follow each
+ * other, and those of the system that the template would refuse. false: no memory. */
+bool oai_join_turns(cJSON *messages, const struct oai_turns *turns, bool results);
 /* Rewrites the context that was built for the generic form of tools (oai_tool_style). */
 int oai_write_tools(struct oai_reader *r);
 /* Writes calls into the texts of the assistant's messages, in the model's form. */

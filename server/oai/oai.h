@@ -77,12 +77,18 @@ struct oai_verdict {
 };
 struct oai_verdict oai_find_verdict(const struct engine *engine);
 
+/* How a chat template takes the messages of a chat. */
+struct oai_turns {
+    bool has_system; /* shows messages of the system */
+    bool alternate;  /* refuses two turns of the user in a row, so these are joined (turns.c) */
+};
+struct oai_turns oai_find_turns(const struct engine *engine);
+
 /* How a model is shown tools and calls them. */
 struct oai_tool_style {
     const struct tool_form *form; /* NULL: answers do not call tools */
     bool generic; /* the template does not show tools in a form that is read, so a message describes
                      them (tool_prompt.c) */
-    bool has_system;          /* the template shows messages of the system */
     bool hides_calls;         /* the template shows no calls, so they are written into the text of
                                  the assistant's messages (tool_prompt.c) */
     struct tool_derived *own; /* owns the form if it was found by rendering; else NULL */
@@ -120,6 +126,7 @@ struct oai_rules {
     struct engine *engine;  /* for texts in fields that stand for tokens, and for adapters */
     struct oai_think think; /* both -1: answers are not split */
     struct oai_channels channels;
+    struct oai_turns turns;
     struct oai_tool_style tools;
     struct oai_fim fim;
     struct oai_verdict verdict;
@@ -502,6 +509,9 @@ void oai_render_loaded(struct buf *out, const struct oai_listed *models, int cou
                        int64_t created);
 /* Removes Ollama's usual tag from a model's name. false: it has none. */
 bool oai_cut_tag(char *name);
+/* Removes that tag, or adds it to a name without a tag, so that it is the other name of the same
+ * model. false: the name has another tag, or is too long. */
+bool oai_other_tag(char name[OAI_NAME_BYTES]);
 /* Writes a time as RFC 3339 has it, in quotes. */
 void oai_write_time(struct buf *out, int64_t seconds);
 void oai_render_models(struct buf *out, const struct oai_listed *models, int count,

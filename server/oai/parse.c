@@ -13,14 +13,23 @@ bool oai_cut_tag(char *name) {
     return true;
 }
 
-/* Returns whether `name` is a served model's, or that and Ollama's usual tag. */
+bool oai_other_tag(char name[OAI_NAME_BYTES]) {
+    const size_t size = strlen(name);
+    if (oai_cut_tag(name)) return true;
+    if (strchr(name, ':') || size + sizeof ":latest" > OAI_NAME_BYTES) return false;
+    memcpy(name + size, ":latest", sizeof ":latest");
+    return true;
+}
+
+/* Returns whether `name` is a served model's; for Ollama's routes, with or without the usual tag.
+ */
 static bool is_served(const struct oai_reader *r, const char *name) {
-    char plain[OAI_NAME_BYTES];
-    snprintf(plain, sizeof plain, "%s", name);
-    const bool tagged = r->out->kind->has_tags && oai_cut_tag(plain);
+    char other[OAI_NAME_BYTES];
+    snprintf(other, sizeof other, "%s", name);
+    const bool tagged = r->out->kind->has_tags && oai_other_tag(other);
     for (int i = 0; i < r->rules->name_count; i++)
         if (strcmp(name, r->rules->names[i]) == 0 ||
-            (tagged && strcmp(plain, r->rules->names[i]) == 0))
+            (tagged && strcmp(other, r->rules->names[i]) == 0))
             return true;
     return false;
 }
@@ -154,6 +163,8 @@ int oai_read_messages(struct oai_reader *r) {
     int rc = oai_build_context(r);
     if (rc) return rc;
     if (r->rules->tools.generic) return oai_write_tools(r);
+    cJSON *messages = cJSON_GetObjectItemCaseSensitive(r->out->context, "messages");
+    if (!oai_join_turns(messages, &r->rules->turns, false)) return oai_no_memory(r);
     return r->rules->tools.hides_calls ? oai_write_calls(r) : 0;
 }
 

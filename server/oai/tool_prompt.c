@@ -19,19 +19,6 @@ static const char after_tools[] =
     "The user then sends the tool's result between <tool_response> and </tool_response>. "
     "Answer without a tool where none is needed.";
 
-static const char *message_text(const cJSON *message) {
-    return json_get(message, "content")->valuestring; /* oai_build_context made it a string */
-}
-
-/* Replaces the content by the text. Closes the text. */
-static bool set_content(cJSON *message, struct buf *text) {
-    cJSON *content = text->failed ? NULL : cJSON_CreateString(text->data ? text->data : "");
-    const bool set = content && cJSON_ReplaceItemInObjectCaseSensitive(message, "content", content);
-    if (content && !set) cJSON_Delete(content);
-    buf_close(text);
-    return set;
-}
-
 /* --- messages --- */
 
 /* Writes a text that may hold U+0000 (base/json.h). */
@@ -132,7 +119,7 @@ static bool write_calls(cJSON *message, const struct tool_form *form) {
     struct buf text;
     if (!calls) return true;
     buf_open(&text, PROMPT_BYTES_MAX);
-    buf_str(&text, message_text(message));
+    buf_str(&text, oai_message_text(message));
     const bool section = tool_form_is_section(form);
     if (calls->child) buf_str(&text, form->open);
     cJSON_ArrayForEach(call, calls) {
@@ -141,89 +128,7 @@ static bool write_calls(cJSON *message, const struct tool_form *form) {
     }
     if (calls->child) buf_str(&text, form->close);
     cJSON_Delete(calls);
-    return set_content(message, &text);
-}
-
-/* The user's turn that results are joined to. Its text is copied once. */
-struct turn {
-    cJSON *message; /* NULL: no turn is open */
-    cJSON *places;  /* where pictures stand in the text; NULL: none */
-    struct buf text;
-};
-
-/* Turns a tool's message into one of the user. */
-static bool turn_open(struct turn *turn, cJSON *message) {
-    cJSON *role = cJSON_CreateString("user");
-    if (!role || !cJSON_ReplaceItemInObjectCaseSensitive(message, "role", role)) {
-        cJSON_Delete(role);
-        return false;
-    }
-    turn->message = message;
-    buf_open(&turn->text, PROMPT_BYTES_MAX);
-    return true;
-}
-
-/* Counts the places of pictures from the end of the turn. */
-static bool turn_put_places(struct turn *turn, cJSON *message) {
-    const double size = (double)turn->text.size;
-    cJSON *place, *places = turn->places;
-    turn->places = NULL;
-    cJSON_DeleteItemFromObjectCaseSensitive(message, ENGINE_CHAT_PICTURE_ENDS);
-    if (!places) return true;
-    cJSON_ArrayForEach(place, places) cJSON_SetNumberValue(place, size - place->valuedouble);
-    if (cJSON_AddItemToObject(message, ENGINE_CHAT_PICTURE_ENDS, places)) return true;
-    cJSON_Delete(places);
-    return false;
-}
-
-static bool turn_close(struct turn *turn) {
-    cJSON *message = turn->message;
-    turn->message = NULL;
-    if (!message) return true;
-    const bool placed = turn_put_places(turn, message);
-    return set_content(message, &turn->text) && placed;
-}
-
-/* Notes the pictures of a message whose content ends where the turn's text does now. */
-static bool turn_add_places(struct turn *turn, const cJSON *message) {
-    const cJSON *end;
-    cJSON_ArrayForEach(end, json_get(message, ENGINE_CHAT_PICTURE_ENDS)) {
-        cJSON *place = cJSON_CreateNumber((double)turn->text.size - end->valuedouble);
-        if (!turn->places) turn->places = cJSON_CreateArray();
-        if (!place || !cJSON_AddItemToArray(turn->places, place)) {
-            cJSON_Delete(place);
-            return false;
-        }
-    }
-    return true;
-}
-
-static bool turn_add(struct turn *turn, const cJSON *message, bool result) {
-    if (turn->text.size) buf_char(&turn->text, '\n');
-    if (result) buf_str(&turn->text, "<tool_response>\n");
-    buf_str(&turn->text, message_text(message));
-    const bool added = turn_add_places(turn, message);
-    if (result) buf_str(&turn->text, "\n</tool_response>");
-    return added;
-}
-
-/* Rewrites the messages. Results that follow each other, and the user's text after them, become one
- * turn, because many templates refuse two turns of the user. */
-static bool write_messages(cJSON *messages) {
-    struct turn turn = {0};
-    bool written = true;
-    for (cJSON *message = messages->child, *next; message && written; message = next) {
-        const bool result = oai_has_role(message, "tool") || oai_has_role(message, "function");
-        next = message->next;
-        written = write_calls(message, &tool_forms[TOOL_FORMAT_HERMES]);
-        if (written && !result && !oai_has_role(message, "user")) written = turn_close(&turn);
-        if (written && result && !turn.message) written = turn_open(&turn, message);
-        if (!written || !turn.message) continue;
-        written = turn_add(&turn, message, result);
-        if (message != turn.message) cJSON_Delete(cJSON_DetachItemViaPointer(messages, message));
-        if (!result) written = turn_close(&turn) && written;
-    }
-    return turn_close(&turn) && written;
+    return oai_set_content(message, &text);
 }
 
 /* --- descriptions --- */
@@ -258,7 +163,7 @@ static bool write_tools(cJSON *messages, const cJSON *tools, bool has_system) {
     if (has_system && !oai_has_role(message, "system") && !(message = add_system(messages)))
         return false;
     buf_open(&text, PROMPT_BYTES_MAX);
-    const char *content = message_text(message);
+    const char *content = oai_message_text(message);
     if (has_system && *content) {
         buf_str(&text, content);
         buf_str(&text, "\n\n");
@@ -268,14 +173,19 @@ static bool write_tools(cJSON *messages, const cJSON *tools, bool has_system) {
         buf_str(&text, "\n\n");
         buf_str(&text, content);
     }
-    return set_content(message, &text);
+    return oai_set_content(message, &text);
 }
 
 int oai_write_tools(struct oai_reader *r) {
     cJSON *tools = cJSON_DetachItemFromObjectCaseSensitive(r->out->context, "tools");
     cJSON *messages = cJSON_GetObjectItemCaseSensitive(r->out->context, "messages");
-    const bool written = write_messages(messages) &&
-                         (!tools || write_tools(messages, tools, r->rules->tools.has_system));
+    bool written = true;
+    cJSON *message;
+    cJSON_ArrayForEach(message, messages) {
+        written = written && write_calls(message, &tool_forms[TOOL_FORMAT_HERMES]);
+    }
+    written = written && oai_join_turns(messages, &r->rules->turns, true) &&
+              (!tools || write_tools(messages, tools, r->rules->turns.has_system));
     cJSON_Delete(tools);
     return written ? 0 : oai_no_memory(r);
 }

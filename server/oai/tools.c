@@ -134,25 +134,6 @@ int oai_check_parser(const char *tool_template, const char *parser, struct fault
     return 0;
 }
 
-/* Returns whether the template shows messages of the system: renders a chat with one word of the
- * system and one of the user. */
-static bool shows_system(const struct engine *engine, struct arena *arena) {
-    static const char chat[] = "{\"messages\":[{\"role\":\"system\",\"content\":\"%s\"},"
-                               "{\"role\":\"user\",\"content\":\"hello\"}]}";
-    struct engine_ids ids[2] = {{0}};
-    bool shown = true;
-    for (int i = 0; i < 2 && shown; i++) {
-        char text[sizeof chat + 8];
-        struct fault fault;
-        snprintf(text, sizeof text, chat, i ? "word" : "");
-        cJSON *context = cJSON_Parse(text);
-        const struct engine_chat plain = {.context = context, .longest = INT_MAX};
-        shown = context && !engine_render_chat(engine, &plain, arena, &ids[i], &fault);
-        cJSON_Delete(context);
-    }
-    return shown && ids[0].count != ids[1].count;
-}
-
 struct template_source {
     const char *text;
     struct arena *arena;
@@ -213,19 +194,15 @@ static struct oai_tool_style find_shown(const struct engine *engine, const char 
 }
 
 struct oai_tool_style oai_find_tools(struct engine *engine, const char *parser) {
-    struct arena arena;
     if (!engine_info(engine)->has_chat_template || !strcmp(parser, tool_form_name(NULL)))
         return (struct oai_tool_style){0};
-    arena_open(&arena, (size_t)1 << 20);
     struct oai_tool_style style = find_shown(engine, parser);
     if (!show_form(engine, style.form)) {
         oai_close_tools(&style);
         style.form = &tool_forms[TOOL_FORMAT_HERMES];
         style.generic = true;
-        style.has_system = shows_system(engine, &arena);
         if (!show_form(engine, style.form)) style = (struct oai_tool_style){0};
     }
-    arena_close(&arena);
     return style;
 }
 

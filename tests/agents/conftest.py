@@ -47,6 +47,37 @@ def call(name, **arguments):
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
+def bare_call(name, **arguments):
+    """A call without tags, as Qwen2.5-Coder writes it."""
+    return f"\n```json\n{json.dumps({'name': name, 'arguments': arguments})}\n```"
+
+
+def gemma_call(name, **arguments):
+    """A call as Gemma 4 writes it, with texts alone."""
+    quote = '<|"|>'
+    texts = ",".join(f"{key}:{quote}{text}{quote}" for key, text in sorted(arguments.items()))
+    return f"<|tool_call>call:{name}{{{texts}}}<tool_call|>"
+
+
+SMOLLM2 = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou are a helpful AI "
+    "assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + "
+    "message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
+# Gemma 2 and 3, written anew: turns alternate, and there are no messages of the system.
+GEMMA = (
+    "{% for m in messages %}{% if m.role == 'system' or (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
+    "<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content | trim }}<end_of_turn>\n{% endfor %}"
+    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}")
+PUBLISHED = ROOT / "tests/data/jinja/templates"
+# Chat templates of models, and how these write calls. Qwen2.5-Coder has the template of Qwen2.5.
+MODELS = {"hermes": (None, call),
+          "SmolLM2": (SMOLLM2, call),
+          "Gemma 2": (GEMMA, call),
+          "Gemma 4": ((PUBLISHED / "google-gemma-4-31B-it.jinja").read_text(), gemma_call),
+          "Qwen2.5-Coder": ((PUBLISHED / "Qwen-Qwen2.5-7B-Instruct.jinja").read_text(), bare_call)}
+
+
 def serve_flags():
     """The options of the page, without its model, port and policy: the fake engine has few policies."""
     words = shlex.split(block("serve").replace("\\\n", " "))
@@ -57,20 +88,24 @@ def serve_flags():
 
 @pytest.fixture
 def keepd(request, tmp_path):
-    """keepd(script, *names): a daemon whose model answers by the script's first text that the prompt contains. The parameter is the
-    form of tool calls, "hermes" without one: of the template, or "generic" for a template that shows no tools."""
-    form = getattr(request, "param", "hermes")
-    template = {} if form == "generic" else {"KEEPD_FAKE_TOOLS": form}
+    """keepd(script, *names): a daemon whose model answers by the script's first text that the prompt contains. The parameter is one of
+    MODELS, whose chat template renders the prompts; keepd.call writes its calls."""
+    template, write = MODELS[getattr(request, "param", "hermes")]
+    flags = serve_flags()
+    if template:
+        (tmp_path / "template.jinja").write_text(template)
+        flags[-1] = "400000"  # a token is a byte, and published templates show the agents' tools
+        flags += ["--chat-template", str(tmp_path / "template.jinja")]
     with contextlib.ExitStack() as stack:
         def run(script, *names):
             path = tmp_path / "script.json"
             path.write_text(json.dumps(script))
-            flags = serve_flags()
             flags[1] = ",".join([MODEL, *names])
-            daemon = HTTP.Daemon(*flags, binary=HTTP.BINARY,
-                                 env={**template, "KEEPD_FAKE_SCRIPT": str(path)})
+            env = {"KEEPD_FAKE_SCRIPT": str(path), **({} if template else {"KEEPD_FAKE_TOOLS": "hermes"})}
+            daemon = HTTP.Daemon(*flags, binary=HTTP.BINARY, env=env)
             stack.callback(stop, daemon)
             return daemon
+        run.call = write
         yield run
 
 

@@ -3,7 +3,7 @@ long."""
 import json
 
 import pytest
-from conftest import MODEL, block, call, program
+from conftest import MODEL, MODELS, block, call, program
 
 WRITE, EDIT = "File created successfully at", "has been updated successfully"
 
@@ -22,14 +22,14 @@ def claude(agent):
     return run
 
 
-@pytest.mark.parametrize("keepd", ["hermes", "generic"], indirect=True)
+@pytest.mark.parametrize("keepd", MODELS, indirect=True)
 def test_two_turns_with_a_tool(claude, keepd, agent):
     path = agent.project / "hello.txt"
     daemon = keepd([
         [EDIT, "It says good-bye now."],
-        ["now make it say good-bye", "Changing it. " + call("Edit", file_path=str(path), old_string="hello", new_string="good-bye")],
+        ["now make it say good-bye", "Changing it. " + keepd.call("Edit", file_path=str(path), old_string="hello", new_string="good-bye")],
         [WRITE, "hello.txt is written."],
-        ["write hello.txt", call("Write", file_path=str(path), content="hello from keepd\n")]])
+        ["write hello.txt", keepd.call("Write", file_path=str(path), content="hello from keepd\n")]])
     first = claude(daemon, "-p 'Please write hello.txt'")
     assert first["result"] == "hello.txt is written." and not first["is_error"] and first["num_turns"] == 2
     assert path.read_text() == "hello from keepd\n"

@@ -284,6 +284,19 @@ def test_names_have_tags(shared, path):
         refused(shared, path, "model", 404, model=name, **body)
 
 
+@pytest.mark.parametrize("models", [[], ["second"]], ids=["one model", "two"])
+def test_the_tag_of_a_name_without_one(start, tmp_path, models):
+    """A name without a tag stands for its `latest`, and for no other tag: as in Ollama."""
+    (tmp_path / "second").mkdir()
+    more = [option for name in models for option in ("--model", str(tmp_path / name))]
+    daemon = start("--served-model-name", "qwen2:latest,gemma:2b", *more)
+    for path in (CHAT, SHOW):
+        for name in ("qwen2", "qwen2:latest", "gemma:2b"):
+            ask(daemon, path, model=name, messages=[{"role": "user", "content": "x"}])
+        for name in ("gemma", "gemma:latest", "qwen2:2b"):
+            refused(daemon, path, "model", 404, model=name, messages=[{"role": "user", "content": "x"}])
+
+
 def test_errors_are_texts(start, fake):
     daemon = start("--api-key", "k")
     r = daemon.post(CHAT, {})

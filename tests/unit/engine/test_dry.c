@@ -136,6 +136,46 @@ Test(dry, the_example_of_the_sampler) {
     dry_close(&dry);
 }
 
+/* Texts, and the probabilities behind them of tokens that were equally likely, from llama.cpp's
+ * tests of the sampler (test-sampling.cpp). */
+static const struct {
+    int32_t tokens[7], count, vocab;
+    float multiplier;
+    int32_t allowed;
+    const char *breaker;
+    double wanted[5];
+} llama_cases[] = {
+    {{0, 1}, 2, 4, 1, 2, NULL, {.25, .25, .25, .25}},
+    {{0, 1, 2, 0, 1}, 5, 4, 1, 2, NULL, {.296923, .296923, .109232, .296923}},
+    {{0, 1, 3, 4, 0, 1}, 6, 5, 1, 2, "d", {.2, .2, .2, .2, .2}},
+    {{0, 1, 2, 0, 1}, 5, 5, 2, 2, NULL, {.241818, .241818, .032727, .241818, .241818}},
+    {{0, 1, 2, 3, 4, 0, 1}, 7, 5, 1, 4, NULL, {.2, .2, .2, .2, .2}},
+};
+
+Test(dry, probabilities_are_those_of_llama_cpp) {
+    for (size_t i = 0; i < sizeof llama_cases / sizeof *llama_cases; i++) {
+        const struct engine_stop breaker = {llama_cases[i].breaker, 1};
+        struct engine_request request = {.dry = {.multiplier = llama_cases[i].multiplier,
+                                                 .base = 1.1f,
+                                                 .allowed = llama_cases[i].allowed,
+                                                 .last = llama_cases[i].count,
+                                                 .breakers = &breaker,
+                                                 .breaker_count = breaker.text ? 1 : 0}};
+        struct dry dry;
+        double weights[5], total = 0;
+        int32_t count;
+        cr_assert_eq(dry_open(&dry, &request, dry_test_bytes, NULL, llama_cases[i].count), 0);
+        const struct kern_logit_bias *bias =
+            dry_biases(&dry, llama_cases[i].tokens, llama_cases[i].count, &count);
+        for (int t = 0; t < llama_cases[i].vocab; t++) weights[t] = 1;
+        for (int32_t k = 0; k < count; k++) weights[bias[k].token] = exp((double)bias[k].bias);
+        for (int t = 0; t < llama_cases[i].vocab; t++) total += weights[t];
+        for (int t = 0; t < llama_cases[i].vocab; t++)
+            cr_expect_float_eq(weights[t] / total, llama_cases[i].wanted[t], 1e-5);
+        dry_close(&dry);
+    }
+}
+
 Test(dry, numbers_stay_finite) {
     int32_t tokens[600] = {0};
     struct engine_request request = {

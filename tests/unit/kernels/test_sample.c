@@ -175,6 +175,19 @@ Test(sample, xtc_cuts_the_support) {
     expect_support(logits, 5, p, 1u << 0);
 }
 
+/* llama.cpp's tests of the sampler (test-sampling.cpp) name these supports. */
+Test(sample, xtc_leaves_what_llama_cpp_leaves) {
+    static const float thresholds[] = {0.09f, 0.19f, 0.29f, 0.39f};
+    static const uint32_t supports[] = {0x8, 0xc, 0xe, 0xf};
+    const float logits[] = {logf(.4f), logf(.3f), logf(.2f), logf(.1f)};
+    for (int i = 0; i < 4; i++) {
+        struct kern_sample p = plain();
+        p.xtc_probability = 1;
+        p.xtc_threshold = thresholds[i];
+        expect_support(logits, 4, p, supports[i]);
+    }
+}
+
 /* Skipping noise that cannot win must not change who wins: compare with the plain definition. */
 Test(sample, equals_the_definition) {
     enum { VOCAB = 500 };

@@ -193,7 +193,7 @@ static bool check_template(const char *name, const char *form, const char *sourc
     struct rendering r;
     cr_assert_eq(chat_open(source, strlen(source), &r.chat, &fault), 0, "%s", fault.text);
     struct tool_derived *derived = calloc(1, sizeof *derived);
-    struct oai_tool_style style = {.has_system = true};
+    struct oai_tool_style style = {0};
     arena_open(&r.arena, (size_t)16 << 20);
     style.form = strstr(source, "tools") ? tool_find(source, render_probe, &r, derived)
                                          : tool_form_of(source);

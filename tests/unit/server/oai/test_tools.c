@@ -163,7 +163,7 @@ Test(oai_tools, the_template_or_the_option_says_how_calls_are_written) {
         cr_assert_eq(engine_open(&options, &engine, &fault), 0);
         const struct oai_tool_style style = oai_find_tools(engine, cases[i].parser);
         cr_expect_eq(style.form, cases[i].form, "%zu", i);
-        cr_expect(style.generic == (i == 0) && style.has_system == (i == 0), "%zu", i);
+        cr_expect(style.generic == (i == 0), "%zu", i);
         engine_close(engine);
     }
 }
@@ -200,14 +200,36 @@ Test(oai_tools, forms_whose_marks_end_answers_are_not_used) {
     }
 }
 
+/* Mistral's template refuses two turns of the user in a row, Qwen's takes them. */
+Test(oai_tools, turns_that_a_template_takes) {
+    static const struct {
+        const char *template;
+        bool alternate;
+    } cases[] = {{"mistralai-Mistral-Nemo-Instruct-2407", true},
+                 {"Qwen-Qwen2.5-7B-Instruct", false}};
+    for (int i = 0; i < 2; i++) {
+        char path[512];
+        struct engine *engine;
+        struct fault fault;
+        snprintf(path, sizeof path, HERE "templates/%s.jinja", cases[i].template);
+        struct engine_options options = {
+            .model_dir = "fake", .kv_policy = "full", .chat_template = path};
+        cr_assert_eq(engine_open(&options, &engine, &fault), 0, "%s", fault.text);
+        const struct oai_turns turns = oai_find_turns(engine);
+        cr_expect(turns.has_system && turns.alternate == cases[i].alternate, "%s", path);
+        engine_close(engine);
+    }
+}
+
 /* --- the generic form --- */
 
 static void check_written(const char *body, bool has_system, const char *expected) {
     struct oai_case c;
     struct buf text;
     case_open(&c);
-    c.rules.tools = (struct oai_tool_style){
-        .form = &tool_forms[TOOL_FORMAT_HERMES], .generic = true, .has_system = has_system};
+    c.rules.tools =
+        (struct oai_tool_style){.form = &tool_forms[TOOL_FORMAT_HERMES], .generic = true};
+    c.rules.turns.has_system = has_system;
     cr_assert_eq(case_parse(&c, &oai_chat, body), 0, "%s", c.error.message);
     cr_expect_null(cJSON_GetObjectItem(c.request.context, "tools"));
     buf_open(&text, 1 << 16);
@@ -258,6 +280,38 @@ Test(oai_tools, calls_and_results_become_text) {
         "{\"role\":\"user\",\"content\":\"<tool_response>\\n7\\n</"
         "tool_response>"
         "\\n<tool_response>\\n8\\n</tool_response>\\nhi\",\"tool_call_id\":\"1\"}," HI "]");
+}
+
+/* A template that refuses two turns of the user in a row gets one. */
+static void check_joined(const char *messages, struct oai_turns turns, const char *expected) {
+    struct oai_case c;
+    struct buf text;
+    case_open(&c);
+    c.rules.turns = turns;
+    buf_open(&text, 1 << 16);
+    buf_fmt(&text, "{\"messages\":[%s]}", messages);
+    cr_assert_eq(case_parse(&c, &oai_chat, text.data), 0, "%s", c.error.message);
+    buf_clear(&text);
+    json_write_node(&text, cJSON_GetObjectItem(c.request.context, "messages"));
+    cr_expect_str_eq(text.data, expected);
+    buf_close(&text);
+    case_close(&c);
+}
+
+Test(oai_tools, turns_of_the_user_are_joined) {
+#define BRIEF "{\"role\":\"system\",\"content\":\"Be brief.\"}"
+#define YES   "{\"role\":\"assistant\",\"content\":\"yes\"}"
+#define ALL   BRIEF "," HI "," HI "," YES "," BRIEF "," HI
+    check_joined(ALL, (struct oai_turns){.has_system = true}, "[" ALL "]");
+    check_joined(ALL, (struct oai_turns){.has_system = true, .alternate = true},
+                 "[" BRIEF ",{\"role\":\"user\",\"content\":\"hi\\n\\nhi\"}," YES
+                 ",{\"role\":\"user\",\"content\":\"Be brief.\\n\\nhi\"}]");
+    check_joined(ALL, (struct oai_turns){.alternate = true},
+                 "[{\"role\":\"user\",\"content\":\"Be brief.\\n\\nhi\\n\\nhi\"}," YES
+                 ",{\"role\":\"user\",\"content\":\"Be brief.\\n\\nhi\"}]");
+#undef BRIEF
+#undef YES
+#undef ALL
 #undef F
 #undef HI
 }
