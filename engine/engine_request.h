@@ -116,7 +116,8 @@ struct engine_request {
     const struct engine_constraint *constraint;
     const char *constraint_field; /* name of the request field that gives it; NULL: unknown */
     int32_t think_begin, think_end;
-    /* With think_bounded, and tokens of reasoning: after think_budget of them think_end follows. */
+    /* With think_bounded, and tokens of reasoning: after think_budget of them, or up to three more
+     * that complete a character, think_end follows. */
     bool think_bounded;
     int32_t think_budget;
     const struct engine_bias *bias;

@@ -211,10 +211,20 @@ int32_t seq_output_count(const struct sequence *seq) {
 /* Chooses a token, whatever its logit is. Added to logits, so it is far above any of them. */
 #define CERTAIN 1e9f
 
-/* Returns the bias that ends reasoning of which there is enough; NULL: it may go on. */
+/* A character may take this many tokens after its first one. */
+#define CHARACTER_TOKENS 3
+
+/* Returns whether the answer ends inside a character, which more tokens complete. */
+static bool in_character(const struct sequence *seq) {
+    return utf8_complete(seq->choice->text, seq->text_size) < seq->text_size;
+}
+
+/* Returns the bias that ends reasoning of which there is enough; NULL: it may go on. The last
+ * character is completed first. */
 static const struct kern_logit_bias *end_of_thought(struct sequence *seq) {
     const struct engine_request *request = &seq->job->request;
     if (!seq->thinks || seq->thought < request->think_budget) return NULL;
+    if (seq->thought < request->think_budget + CHARACTER_TOKENS && in_character(seq)) return NULL;
     seq->think_ends = (struct kern_logit_bias){request->think_end, CERTAIN};
     return &seq->think_ends;
 }

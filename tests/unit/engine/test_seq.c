@@ -182,6 +182,31 @@ Test(seq, characters_are_shown_whole) {
     shut(&f);
 }
 
+/* Returns whether the next token must be the one that ends reasoning. */
+static bool must_end(struct fixture *f) {
+    struct kern_sample params;
+    seq_sample_params(&f->seq, &params);
+    return params.bias_count == 1 && params.bias[0].token == 25;
+}
+
+Test(seq, reasoning_ends_behind_a_whole_character) {
+    const struct engine_request request = {
+        .think_begin = 6, .think_end = 25, .think_bounded = true, .think_budget = 2};
+    struct fixture f;
+    open_with(&f, request);
+    feed(&f, "a<");
+    cr_expect(!must_end(&f));
+    feed(&f, ">");
+    cr_expect(must_end(&f));
+    shut(&f);
+    open_with(&f, request); /* a model that never completes one */
+    feed(&f, "<<<<");
+    cr_expect(!must_end(&f));
+    feed(&f, "<");
+    cr_expect(must_end(&f));
+    shut(&f);
+}
+
 Test(seq, stop_token_ids) {
     struct fixture f;
     int32_t ids[] = {3};
