@@ -1,6 +1,6 @@
 """Requests drawn at random give the same bits with guessed tokens and without, alone and side by side, on every
-path of the CPU, on two ranks, on the emulated GPU, and with draft models. KEEPD_DRAFT_REQUESTS: how many are drawn
-for each of them; KEEPD_DRAFT_SEED: another number draws others."""
+path of the CPU, on two ranks, on the emulated GPU, and with draft models. KEEPD_DRAFT_REQUESTS: how many are drawn for
+the path of this processor; KEEPD_DRAFT_SEED: another number draws others."""
 import concurrent.futures as futures
 import json
 import math
@@ -23,6 +23,7 @@ from test_fit_families import with_tokenizer
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 COUNT = int(os.environ.get("KEEPD_DRAFT_REQUESTS", "50"))
+FEWER = max(COUNT // 3, 8)  # for what differs in how rows are computed: no field of a request matters to that
 SEED = 1000 * int(os.environ.get("KEEPD_DRAFT_SEED", "0"))
 FLAGS = ("--kv-budget", "48", "--kv-buffer", "16", "--kv-chunk", "64", "--max-num-seqs", "12")
 POLICIES = ("full", "global", "streaming", "keydiff", "knorm", "trimkv", "snapkv", "h2o", "rkv", "lagkv")
@@ -105,7 +106,7 @@ def compare(d, seed, count, policies=POLICIES):
 
 @pytest.mark.parametrize("path", ["auto", "avx2", "portable"])
 def test_the_bits_are_those_without_guesses(daemon, path):
-    compare(start_on(daemon, path, *FLAGS), 1, COUNT)
+    compare(start_on(daemon, path, *FLAGS), 1, COUNT if path == "auto" else FEWER)
 
 
 def test_on_the_reference_path(daemon):
@@ -113,7 +114,7 @@ def test_on_the_reference_path(daemon):
 
 
 def test_on_two_ranks(daemon):
-    compare(daemon("--tensor-parallel-size", "2", "--threads", "2", *FLAGS), 3, COUNT)
+    compare(daemon("--tensor-parallel-size", "2", "--threads", "2", *FLAGS), 3, FEWER)
 
 
 @pytest.mark.slow
@@ -366,12 +367,11 @@ def test_a_model_that_computes_the_same_is_always_right(daemon, deep):
 @pytest.mark.parametrize("stretch", ["0", "200"])
 def test_the_bits_are_those_without_a_draft_model(daemon, deep, shallow, stretch):
     d = daemon("--model", deep, "--draft-model", shallow, "--draft-tokens", "128", "--step-stretch", stretch, *FLAGS)
-    compare(d, 5, COUNT, WITHOUT_GATES)
+    compare(d, 5, FEWER, WITHOUT_GATES)
     guessed, right = (d.metric(f"keepd_model_{what}_tokens_total") for what in ("drafted", "confirmed"))
     print(f"{right:.0f} of {guessed:.0f} guesses of the draft model")
     assert d.metric("keepd_draft_model_failures_total") == 0
-    if COUNT >= 50:
-        assert guessed > right > 0
+    assert guessed > right > 0
 
 
 def test_thirty_two_chats_keep_their_reservations(daemon, deep, shallow):
