@@ -13,6 +13,7 @@ import time
 
 import pytest
 import requests
+from test_fit_families import with_tokenizer
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARY = os.path.abspath(os.environ.get("KEEPD_BIN", ROOT / "build" / "keepd"))
@@ -200,9 +201,11 @@ def test_two_daemons_at_once_fit_once(start, env, tmp_path):
 
 
 def test_a_folder_that_cannot_be_written(start, env, tmp_path):
-    (tmp_path / "tmp").mkdir()
+    for folder in ("tmp", "small"):
+        (tmp_path / folder).mkdir()
     (tmp_path / "file").write_text("")
-    d = start(*BOUNDED, "--gates-cache", str(tmp_path / "file/gates"), env={**env, "TMPDIR": str(tmp_path / "tmp")})
+    small = with_tokenizer("qwen3", tmp_path / "small")  # fitted sooner than keepd-nano
+    d = start("--model", str(small), *BOUNDED, "--gates-cache", str(tmp_path / "file/gates"), env={**env, "TMPDIR": str(tmp_path / "tmp")})
     info = d.ready()
     assert info["gates_from"] == "fitted" and info["kv_policy"] == "global"
     assert not list((tmp_path / "tmp").iterdir())
