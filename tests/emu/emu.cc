@@ -963,25 +963,27 @@ static void (*const mma_products)(const float a[16][16], const float b[16][8],
 template <float number(uint32_t)> static void mma_work(const char *in, char *out, const void *) {
     float a[16][16], b[16][8], c[16][8];
     for (int lane = 0; lane < 32; lane++) {
+        const int row = lane / 4, col = 2 * (lane % 4);
+        float *const halves[2] = {&a[row][col], &a[row + 8][col]};
         mma_in x;
         memcpy(&x, in + lane * EMU_WARP_BYTES, sizeof x);
-        int row = lane / 4, col = 2 * (lane % 4);
+#pragma GCC unroll 4
         for (int i = 0; i < 4; i++) {
-            int r = row + 8 * (i & 1), k = col + 8 * (i >> 1);
-            a[r][k] = number(x.a[i] & 0xffff);
-            a[r][k + 1] = number(x.a[i] >> 16);
-            c[row + 8 * (i >> 1)][col + (i & 1)] = x.c[i];
+            halves[i & 1][8 * (i >> 1)] = number(x.a[i] & 0xffff);
+            halves[i & 1][8 * (i >> 1) + 1] = number(x.a[i] >> 16);
         }
+#pragma GCC unroll 2
         for (int i = 0; i < 2; i++) {
             b[col + 8 * i][row] = number(x.b[i] & 0xffff);
             b[col + 8 * i + 1][row] = number(x.b[i] >> 16);
+            memcpy(&c[row + 8 * i][col], &x.c[2 * i], 2 * sizeof(float));
         }
     }
     mma_products(a, b, c);
     for (int lane = 0; lane < 32; lane++)
-        for (int i = 0; i < 4; i++)
-            memcpy(out + lane * EMU_WARP_BYTES + 4 * i,
-                   &c[lane / 4 + 8 * (i >> 1)][2 * (lane % 4) + (i & 1)], 4);
+        for (int i = 0; i < 2; i++)
+            memcpy(out + lane * EMU_WARP_BYTES + 8 * i, &c[lane / 4 + 8 * i][2 * (lane % 4)],
+                   2 * sizeof(float));
 }
 
 /* PTX ISA, "Matrix Fragments for mma.m16n8k32": four bytes in a register; `A` is int8_t or uint8_t.
