@@ -20,6 +20,7 @@
 #include "model/rounding.h"
 #include "model/rows.h"
 #include "model/save_files.h"
+#include "model/vision_weights.h"
 
 #define HEAD_MAX        ((size_t)100 << 20)
 #define CONFIG_MAX      ((size_t)16 << 20)
@@ -141,12 +142,17 @@ static int refuse_few_bits(struct fault *fault) {
 }
 
 /* Plans the other tensors. A GGUF file keeps all its tensors: the configuration knows those that no
- * slot has. */
+ * slot has. A directory keeps its encoder of pictures as it is. */
 static int plan_rest(struct saving *s) {
+    const bool gguf = naming_is_gguf(s->naming);
     size_t rounded = 0, all = 0;
+    struct vision_config vision;
+    struct fault none;
+    const bool sees =
+        !gguf && !vision_config_of_directory(s->options->dir, &vision, &none) && vision.layers;
     for (size_t i = 0; i < count_of(s); i++) {
         struct planned *p = &s->plan[i];
-        p->used |= naming_is_gguf(s->naming);
+        p->used |= gguf || (sees && vision_weights_own(&vision, weights_at(s->weights, i)->name));
         if (p->used && !p->rounded) p->bytes = weights_at(s->weights, i)->bytes;
         if (p->rounded) rounded += p->bytes;
         if (p->used) all += p->bytes;

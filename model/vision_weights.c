@@ -176,6 +176,26 @@ static const char *part_name(const struct vision_config *c, enum part part) {
     return names[c->gguf ? VISION_GGUF : c->naming][part];
 }
 
+/* Returns the first component of a name, behind "model.", and its length. */
+static const char *first_component(const char *name, size_t *length) {
+    static const char front[] = "model.";
+    if (strncmp(name, front, sizeof front - 1) == 0) name += sizeof front - 1;
+    *length = strcspn(name, ".");
+    return name;
+}
+
+bool vision_weights_own(const struct vision_config *config, const char *tensor) {
+    size_t length, wanted;
+    const char *component = first_component(tensor, &length);
+    for (int part = 0; part < PARTS; part++) {
+        const char *name = part_name(config, (enum part)part);
+        if (!name) continue;
+        name = first_component(name, &wanted);
+        if (length == wanted && memcmp(component, name, length) == 0) return true;
+    }
+    return false;
+}
+
 /* Removes the first occurrence of a part of a name; false: there is none. */
 static bool shorten_name(char *name, const char *by) {
     char *at = strstr(name, by);

@@ -1,5 +1,5 @@
-/* The weights of an encoder of pictures: names in files, and loading. Declarations for vision.c
- * alone. */
+/* The weights of an encoder of pictures: names in files, and loading. Declarations for vision.c and
+ * save.c alone. */
 #ifndef KEEPD_MODEL_VISION_WEIGHTS_H
 #define KEEPD_MODEL_VISION_WEIGHTS_H
 
@@ -40,6 +40,9 @@ struct vision_weights {
     uint8_t identity[SHA256_BYTES];
     size_t bytes;
 };
+
+/* Returns whether a tensor of the model's files belongs to the encoder. */
+bool vision_weights_own(const struct vision_config *config, const char *tensor);
 
 /* Loads all, or with options->check_only checks names, shapes and types. After an error, too,
  * vision_weights_close frees what is there. */

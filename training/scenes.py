@@ -4,11 +4,17 @@ Four kinds of pictures of SIDE x SIDE pixels: shapes and numbers in a grid, a si
 with a name and a city. Every question has one answer. Codes, words and pairs of shape and colour are divided into those for training and
 those for tests (corpus.held_out).
 
-    python scenes.py --count 8 --out pictures.png     shows some, with their questions
+    python scenes.py --count 8 --out pictures.png                     shows some, with their questions
+    python scenes.py --count 40 --out chats.jsonl --tokens 512         writes dialogues, in the form of the chat API
 """
 
 import argparse
+import base64
+import functools
+import io
+import json
 import random
+import string
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,24 +36,27 @@ NAMES = ("ANNA", "BEN", "CARLA", "DAVID", "EVA", "FRED", "GRETA", "HUGO", "IDA",
 CITIES = ("ROME", "PARIS", "OSLO", "CAIRO", "LIMA", "TOKYO", "BERN", "DELHI", "QUITO", "MINSK", "HANOI", "TUNIS", "SOFIA", "RIGA", "BONN")
 
 
-DIGITS = tuple("0123456789")
-# Facts that a picture shows, as places and their values, for an encoder that learns before it meets a text model. A picture says only some places.
-VALUES = ("", *COLOURS, *SHAPES, "number", *DIGITS, *NAMES, *CITIES, "grid", "sign", "bars", "form")
-SEEN_AT = ("kind", *(f"cell {i}{part}" for i in range(9) for part in ("", " colour", " 0", " 1")), "frame", *(f"code {i}" for i in range(4)),
-           "count", *(f"bar {i}{part}" for i in range(4) for part in ("", " colour")), "name", "city", *(f"number {i}" for i in range(3)))
+# What an encoder learns before it meets a text model: the mark and the colour in the middle of each square of CELL pixels. A picture
+# has a row of embeddings for each square.
+CELL = 16
+CELLS = SIDE // CELL
+MARKS_SEEN = ("", *"0123456789", *string.ascii_uppercase, *SHAPES)
+COLOURS_SEEN = ("", *COLOURS)
 
 
 @dataclass
 class Scene:
+    kind: str
     picture: np.ndarray                                        # uint8 [SIDE, SIDE, 3]
     questions: list = field(default_factory=list)              # [(question, answer)]
-    shows: dict = field(default_factory=dict)                  # places (SEEN_AT) to VALUES
+    shows: dict = field(default_factory=dict)                  # (column, line) of a square to (mark, colour)
 
 
-def digits_at(name, text):
-    return {f"{name} {i}": digit for i, digit in enumerate(text)}
+def middle(cell, jitter=0):
+    return CELL * cell + CELL // 2 + jitter
 
 
+@functools.cache
 def font(size):
     return ImageFont.load_default(size)
 
@@ -80,17 +89,25 @@ def draw_shape(draw, shape, x, y, r, colour):
 
 
 def draw_text(draw, text, x, y, size, colour):
-    draw.text((x, y), text, fill=colour, font=font(size), anchor="mm")
+    """Writes one character in each square, from the one around (x, y) to the right."""
+    for i, character in enumerate(text):
+        draw.text((x + CELL * i, y), character, fill=colour, font=font(size), anchor="mm")
+
+
+def text_at(column, line, text, colour=""):
+    return {(column + i, line): (character, colour) for i, character in enumerate(text)}
 
 
 def grid(w):
     """Shapes and numbers in the cells of a grid of 3 x 3: all shapes and all colours differ."""
     rng = w.rng
     image = Image.new("RGB", (SIDE, SIDE), background(rng))
-    draw, scene = ImageDraw.Draw(image), []
+    draw, things, shows = ImageDraw.Draw(image), [], {}
+    columns, lines = (rng.choice(((1, 3, 6), (1, 4, 6))) for _ in range(2))
     cells, shapes, colours = rng.sample(range(9), rng.randint(3, 5)), rng.sample(SHAPES, len(SHAPES)), rng.sample(list(COLOURS), len(COLOURS))
     for cell in cells:
-        x, y = (21 + 43 * (cell % 3) + rng.randint(-4, 4), 21 + 43 * (cell // 3) + rng.randint(-4, 4))
+        column, line = columns[cell % 3], lines[cell // 3]
+        x, y = (middle(at, rng.randint(-2, 2)) for at in (column, line))
         number = rng.random() < 0.3
         what = w.digits(2) if number else shapes.pop()
         for _ in range(0 if number else len(colours)):
@@ -99,32 +116,29 @@ def grid(w):
             colours.insert(0, colours.pop())
         colour = colours.pop()
         if number:
-            draw_text(draw, what, x, y, rng.randint(24, 29), COLOURS[colour])
+            draw_text(draw, what, x, y, rng.randint(22, 25), COLOURS[colour])
         else:
-            draw_shape(draw, what, x, y, rng.randint(12, 17), COLOURS[colour])
-        scene.append((what, number, colour, PLACES[cell]))
-    asked, shows = [("How many things are there?", str(len(scene)))], {"kind": "grid", "count": str(len(scene))}
-    shows |= {f"cell {i}": "" for i in range(9)}
-    for what, number, colour, place in scene:
-        cell = f"cell {PLACES.index(place)}"
-        shows |= {cell: "number" if number else what, f"{cell} colour": colour} | (digits_at(cell, what) if number else {})
+            draw_shape(draw, what, x, y, rng.randint(11, 15), COLOURS[colour])
+        shows |= text_at(column, line, what, colour) if number else {(column, line): (what, colour)}
+        things.append((what, number, colour, PLACES[cell]))
+    asked = [("How many things are there?", str(len(things)))]
+    for what, number, colour, place in things:
         name = f"number {what}" if number else what
         asked += [(f"What colour is the {name}?", colour), (f"Where is the {name}?", place), (f"What is {colour}?", f"the {name}"),
                   (f"What is at the {place}?" if place != "middle" else "What is in the middle?", f"the {colour} {name}")]
-    return Scene(np.asarray(image), asked, shows)
+    return Scene("grid", np.asarray(image), asked, shows)
 
 
 def sign(w):
     """A code on a coloured sign."""
     rng = w.rng
     image = Image.new("RGB", (SIDE, SIDE), background(rng))
-    draw, code = ImageDraw.Draw(image), w.digits(4)
-    colour, x, y = rng.choice(list(COLOURS)), 64 + rng.randint(-8, 8), rng.randint(34, 94)
-    draw.rectangle((x - 50, y - 24, x + 50, y + 24), fill=(255, 255, 255), outline=COLOURS[colour], width=rng.randint(4, 7))
-    draw_text(draw, code, x, y, rng.randint(32, 37), (20, 20, 20))
-    return Scene(np.asarray(image), [("What does the sign say?", code), ("Which code is on the sign?", code),
-                                     ("What colour is the frame of the sign?", colour)],
-                 {"kind": "sign", "frame": colour, **digits_at("code", code)})
+    draw, code, column, line = ImageDraw.Draw(image), w.digits(4), rng.randint(1, 3), rng.randint(1, 6)
+    colour, x, y = rng.choice(list(COLOURS)), middle(column, rng.randint(-2, 2)), middle(line, rng.randint(-3, 3))
+    draw.rectangle((x - 18, y - 22, x + 3 * CELL + 18, y + 22), fill=(255, 255, 255), outline=COLOURS[colour], width=rng.randint(4, 7))
+    draw_text(draw, code, x, y, rng.randint(22, 26), (20, 20, 20))
+    return Scene("sign", np.asarray(image), [("What does the sign say?", code), ("Which code is on the sign?", code),
+                                             ("What colour is the frame of the sign?", colour)], text_at(column, line, code, colour))
 
 
 def bars(w):
@@ -133,18 +147,16 @@ def bars(w):
     image = Image.new("RGB", (SIDE, SIDE), background(rng))
     draw, count = ImageDraw.Draw(image), rng.randint(3, 4)
     heights, colours = rng.sample(range(1, 10), count), rng.sample(list(COLOURS), count)
-    step = 120 / count
+    first, shows = rng.randint(0, 1) + (count == 3) * rng.randint(0, 1), {}
     for i, (height, colour) in enumerate(zip(heights, colours)):
-        x = 4 + step * (i + 0.5)
-        draw.rectangle((x - step * 0.32, 122 - 10 * height, x + step * 0.32, 122), fill=COLOURS[colour])
-        draw_text(draw, str(height), x, 122 - 10 * height - 11, 19, (20, 20, 20))
+        x, top = middle(first + 2 * i), 122 - 10 * height
+        draw.rectangle((x - 12, top, x + 12, 122), fill=COLOURS[colour])
+        draw_text(draw, str(height), x, top - 11, 22, (20, 20, 20))
+        shows[first + 2 * i, (top - 11) // CELL] = (str(height), colour)
     draw.line((2, 123, 126, 123), fill=(20, 20, 20), width=2)
     asked = [("How many bars are there?", str(count)), ("Which bar is the highest?", f"the {colours[int(np.argmax(heights))]} one"),
              ("Which bar is the lowest?", f"the {colours[int(np.argmin(heights))]} one")]
-    shows = {"kind": "bars", "count": str(count)}
-    for i, (height, colour) in enumerate(zip(heights, colours)):
-        shows |= {f"bar {i}": str(height), f"bar {i} colour": colour}
-    return Scene(np.asarray(image), asked + [(f"How high is the {c} bar?", str(h)) for h, c in zip(heights, colours)], shows)
+    return Scene("bars", np.asarray(image), asked + [(f"How high is the {c} bar?", str(h)) for h, c in zip(heights, colours)], shows)
 
 
 def form(w):
@@ -152,14 +164,15 @@ def form(w):
     rng = w.rng
     image = Image.new("RGB", (SIDE, SIDE), background(rng))
     draw, ink = ImageDraw.Draw(image), rng.choice([(20, 20, 20), (30, 60, 150), (120, 20, 20)])
-    name, city, number = rng.choice(NAMES), rng.choice(CITIES), w.digits(3)
-    for i, value in enumerate((name, city, number)):
-        y = 24 + 40 * i + rng.randint(-3, 3)
-        draw_text(draw, value, 64 + rng.randint(-10, 10), y, 26, ink)
-        draw.line((10, y + 16, 118, y + 16), fill=(150, 150, 150))
-    return Scene(np.asarray(image), [("What name is on the form?", name), ("Which city is on the form?", city),
-                                     ("Which number is on the form?", number)],
-                 {"kind": "form", "name": name, "city": city, **digits_at("number", number)})
+    name, city, number, shows = rng.choice(NAMES), rng.choice(CITIES), w.digits(3), {}
+    for line, value in zip((1, 4, 6), (name, city, number)):
+        column = rng.randint(0, CELLS - len(value))
+        x, y = middle(column), middle(line, rng.randint(-3, 3))
+        draw_text(draw, value, x, y, 22, ink)
+        draw.line((10, y + 13, 118, y + 13), fill=(150, 150, 150))
+        shows |= text_at(column, line, value)
+    return Scene("form", np.asarray(image), [("What name is on the form?", name), ("Which city is on the form?", city),
+                                             ("Which number is on the form?", number)], shows)
 
 
 KINDS = {"grid": grid, "sign": sign, "bars": bars, "form": form}
@@ -219,18 +232,47 @@ def dialogues(split, seed, tokens):
         yield dialogue(w, tokens)
 
 
+def part(picture):
+    """A picture as a part of a message."""
+    file = io.BytesIO()
+    Image.fromarray(picture).save(file, "png")
+    return {"type": "image_url", "image_url": {"url": "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()}}
+
+
+def as_chat(d):
+    """A dialogue's messages in the form of the chat API."""
+    pictures, out = iter(d.pictures), []
+    for m in d.messages:
+        text = m["content"].removeprefix(SHOWN)
+        seen = [part(next(pictures))] if text != m["content"] else []
+        out.append({"role": m["role"], "content": [*seen, {"type": "text", "text": text}] if seen else text})
+    return out
+
+
+def write_chats(a):
+    source = dialogues(a.split, a.seed, a.tokens)
+    with open(a.out, "w") as f:
+        for _ in range(a.count):
+            f.write(json.dumps({"messages": as_chat(next(source))}) + "\n")
+
+
+def draw_some(a):
+    w = corpus.Words(random.Random(a.seed), a.split)
+    some = [scene(w) for _ in range(a.count)]
+    Image.fromarray(np.concatenate([s.picture for s in some], 1)).save(a.out)
+    for s in some:
+        print(s.questions)
+
+
 def main():
     ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     ap.add_argument("--count", type=int, default=8)
     ap.add_argument("--split", choices=("train", "heldout"), default="train")
     ap.add_argument("--seed", type=int, default=1)
+    ap.add_argument("--tokens", type=int, default=512, help="of a dialogue (512)")
     ap.add_argument("--out", required=True)
     a = ap.parse_args()
-    w = corpus.Words(random.Random(a.seed), a.split)
-    scenes = [scene(w) for _ in range(a.count)]
-    Image.fromarray(np.concatenate([s.picture for s in scenes], 1)).save(a.out)
-    for s in scenes:
-        print(s.questions)
+    (write_chats if a.out.endswith(".jsonl") else draw_some)(a)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@ directory of the family Idefics3.
 
     python train_seeing.py --looking 60 --minutes 60 --run ../../train-run/seeing --out ../bundled/keepd-nano-sees
 
-First the encoder alone learns to say what is where in a picture (--looking). Its heads for that are thrown away. A picture teaches it
-all that it shows at once, and no text model is computed, so this part sees four times as many pictures in the same time. Then encoder
-and text model learn dialogues together (--minutes). Both budgets are minutes of --threads processors, whatever else the machine does,
+First the encoder alone learns what is where in a picture (--looking): the row of a square becomes the sum of the text model's embeddings
+of the mark and of the colour in that square. So the text model meets something that it knows. A picture teaches all that it shows at
+once, and no text model is computed, so this part sees four times as many pictures in the same time. Then encoder and text model learn
+dialogues together (--minutes). Both budgets are minutes of --threads processors, whatever else the machine does,
 and a run goes on from its last checkpoint.
 """
 
@@ -77,6 +78,7 @@ class Embeddings(nn.Module):
         super().__init__()
         self.patch_embedding = nn.Conv2d(3, c["hidden_size"], c["patch_size"], c["patch_size"])
         self.position_embedding = nn.Embedding((c["image_size"] // c["patch_size"]) ** 2, c["hidden_size"])
+        nn.init.normal_(self.position_embedding.weight, std=0.1)
 
     def forward(self, pixels):
         return self.patch_embedding(pixels).flatten(2).mT + self.position_embedding.weight
@@ -96,26 +98,12 @@ class VisionModel(nn.Module):
         return self.post_layernorm(x)
 
 
-class Looking(nn.Module):
-    """Heads that say what each picture shows, from its rows: logits [n, places, values]. Each place looks at all rows."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.places = nn.Parameter(torch.randn(len(scenes.SEEN_AT), width) * 0.1)
-        self.key, self.value = nn.Linear(width, width), nn.Linear(width, width)
-        self.values = nn.Linear(width, len(scenes.VALUES))
-
-    def forward(self, rows):
-        return self.values(F.gelu(F.scaled_dot_product_attention(self.places.expand(len(rows), -1, -1), self.key(rows), self.value(rows))))
-
-
 class Seeing(nn.Module):
     def __init__(self):
         super().__init__()
         self.text = Nano(TEXT)
         self.vision_model = VisionModel(VISION)
         self.connector = nn.Linear(VISION["hidden_size"] * MERGE ** 2, TEXT["hidden_size"], bias=False)
-        self.looking = Looking(TEXT["hidden_size"])
         self.stack = self.run_layers
 
     def run_layers(self, x, cos, sin):
@@ -138,6 +126,19 @@ class Seeing(nn.Module):
         if len(pictures):
             x = x.masked_scatter((ids == image)[..., None], self.rows(pictures).to(x.dtype).flatten(0, 1))
         return F.linear(net.model.norm(self.stack(x, cos, sin)), net.model.embed_tokens.weight)
+
+
+class Words:
+    """The text model's embeddings of words. The first word, "", stands for nothing, and has a row of zeros."""
+
+    def __init__(self, tokenizer, table, words):
+        spelt = [tokenizer.encode(word if len(word) == 1 else " " + word, add_special_tokens=False).ids for word in words if word]
+        self.embeddings = torch.stack([torch.zeros_like(table[0]), *(table[ids].mean(0) for ids in spelt)])
+
+    def logits(self, rows):
+        """A row that is the sum of a word's embedding and of others has about 10 for that word; nothing has 5."""
+        known = self.embeddings[1:]
+        return torch.cat((torch.full_like(rows[..., :1], 5), rows @ (10 * known / known.square().sum(1, keepdim=True)).T), -1)
 
 
 def start_from_nano(net):
@@ -186,16 +187,16 @@ class Data:
 
 
 def looks(split, seed, count):
-    """Endless batches of pictures and of what they show [count, places], -100 where they say nothing of a place."""
+    """Endless batches of pictures and of what their squares show: marks and colours [count, ROWS], and kinds."""
     w = corpus.Words(random.Random(f"looks/{split}/{seed}"), split)
-    place, value = ({name: i for i, name in enumerate(names)} for names in (scenes.SEEN_AT, scenes.VALUES))
+    marks, colours = ({name: i for i, name in enumerate(names)} for names in (scenes.MARKS_SEEN, scenes.COLOURS_SEEN))
     while True:
         made = [scenes.scene(w) for _ in range(count)]
-        shown = np.full((count, len(place)), -100)
-        for row, scene in zip(shown, made):
-            for at, what in scene.shows.items():
-                row[place[at]] = value[what]
-        yield torch.from_numpy(np.stack([scene.picture for scene in made])), torch.from_numpy(shown)
+        shown = np.zeros((2, count, scenes.ROWS), dtype=np.int64)
+        for n, scene in enumerate(made):
+            for (column, line), (mark, colour) in scene.shows.items():
+                shown[:, n, scenes.CELLS * line + column] = marks[mark], colours[colour]
+        yield torch.from_numpy(np.stack([scene.picture for scene in made])), *torch.from_numpy(shown), [scene.kind for scene in made]
 
 
 def positions_of(ids, rng=None, reach=8192):
@@ -211,22 +212,22 @@ def positions_of(ids, rng=None, reach=8192):
 # --- run -------------------------------------------------------------------------------------------------------------------
 
 LOOKS = 64  # pictures of a step
+EMPTY = 0.1  # weight of squares that show nothing
 
 
 def optimizers(net, a):
-    """Optimizers by what they change: text model, eyes, and the heads that are thrown away."""
+    """Optimizers by what they change: text model or eyes."""
     def of(prefix):
         return [(n, p) for n, p in net.named_parameters() if n.startswith(prefix)]
 
     def is_matrix(n, p):
-        return p.dim() == 2 and "embed" not in n and "places" not in n and "values" not in n
+        return p.dim() == 2 and "embed" not in n
 
     def both(params, lr, lr_other):
         return [Muon([p for n, p in params if is_matrix(n, p)], lr=lr),
                 torch.optim.AdamW([p for n, p in params if not is_matrix(n, p)], lr=lr_other, betas=(0.9, 0.95), weight_decay=0.0)]
 
-    out = {"text": both(of("text."), a.lr_text, a.lr_text / 5), "eyes": both(of("vision_model.") + of("connector."), a.lr, 1e-3),
-           "looking": both(of("looking."), a.lr, 1e-3)}
+    out = {"text": both(of("text."), a.lr_text, a.lr_text / 5), "eyes": both(of("vision_model.") + of("connector."), a.lr, 1e-3)}
     for group in (g for opts in out.values() for o in opts for g in o.param_groups):
         group["peak"] = group["lr"]
     return out
@@ -240,6 +241,9 @@ class Run:
         self.tokenizer = write_tokenizer(a.out)
         self.net = Seeing()
         start_from_nano(self.net)
+        table = self.net.text.model.embed_tokens.weight.detach().clone()
+        self.marks, self.colours = (Words(self.tokenizer, table, words) for words in (scenes.MARKS_SEEN, scenes.COLOURS_SEEN))
+        self.blank = table[self.tokenizer.token_to_id("Ġ")]
         if a.compile:
             self.net.stack = torch.compile(self.net.run_layers, dynamic=False)
         self.opts = optimizers(self.net, a)
@@ -255,8 +259,10 @@ class Run:
         self.probes = {n: held.batch(n, rows) for n, rows in zip(STAGES, (48, 24, 12))}
 
     def look(self, pictures):
+        """Rows, and their logits of marks and of colours: [n, ROWS, ...] each."""
         with torch.autocast("cpu", torch.bfloat16, enabled=self.a.bf16):
-            return self.net.looking(self.net.rows(pictures))
+            rows = self.net.rows(pictures).float()
+        return rows, self.marks.logits(rows), self.colours.logits(rows)
 
     def forward(self, ids, positions, pictures):
         with torch.autocast("cpu", torch.bfloat16, enabled=self.a.bf16):
@@ -287,19 +293,24 @@ class Run:
         self.net.zero_grad(set_to_none=True)
 
     def look_step(self, used):
-        pictures, shown = next(self.looks)
-        loss = F.cross_entropy(self.look(pictures).float().flatten(0, 1), shown.flatten(), ignore_index=-100)
+        """The distance of rows to the sums that they are to become keeps their size near that of embeddings of text."""
+        pictures, marks, colours, _ = next(self.looks)
+        rows, *logits = self.look(pictures)
+        loss = sum(F.cross_entropy(found.flatten(0, 1), shown.flatten(), torch.tensor([EMPTY] + [1.0] * (found.shape[-1] - 1)))
+                   for found, shown in zip(logits, (marks, colours)))
+        wanted = torch.where((marks > 0)[..., None], self.marks.embeddings[marks] + self.colours.embeddings[colours], self.blank)
+        weight = torch.where(marks > 0, 1.0, EMPTY)
+        loss = loss + ((rows - wanted).square().sum(-1) * weight).sum() / weight.sum() / self.blank.square().sum()
         loss.backward()
-        self.change(("eyes", "looking"), self.looked, used)
+        self.change(("eyes",), self.looked, used)
         self.looked += 1
         return loss.item()
 
     @torch.no_grad()
     def probe_looks(self):
-        """Share of held-out pictures of each kind of which all is said right."""
-        pictures, shown = self.looks_held
-        right = ((self.look(pictures).argmax(-1) == shown) | (shown < 0)).all(1)
-        kinds = [scenes.VALUES[i] for i in shown[:, 0].tolist()]
+        """Share of held-out pictures of each kind of which all marks and all colours are right."""
+        pictures, *shown, kinds = self.looks_held
+        right = sum((logits.argmax(-1) != wanted).sum(1) for logits, wanted in zip(self.look(pictures)[1:], shown)) == 0
         return {kind: round(float(right[[k == kind for k in kinds]].float().mean()), 3) for kind in scenes.KINDS}
 
     def learn_to_look(self):
@@ -375,7 +386,7 @@ def export(net, out):
             return "model.text_model." + n.removeprefix("text.model.")
         return {"connector.weight": "model.connector.modality_projection.proj.weight"}.get(n, "model." + n)
 
-    save_file({name(n): p.detach().bfloat16().contiguous() for n, p in net.named_parameters() if not n.startswith("looking.")},
+    save_file({name(n): p.detach().bfloat16().contiguous() for n, p in net.named_parameters()},
               out / "model.safetensors", metadata={"format": "pt"})
     text = {**json.loads((NANO / "config.json").read_text()), **TEXT}
     config = {"architectures": ["Idefics3ForConditionalGeneration"], "model_type": "idefics3", "scale_factor": MERGE,

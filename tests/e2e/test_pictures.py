@@ -188,6 +188,14 @@ def test_gguf_files_are_the_same(daemon, model, tmp_path):
         assert tokens(answer_of(file, ask(*pictures))) == tokens(answer_of(whole, ask(*pictures)))
 
 
+def test_a_rounded_directory_has_its_encoder(daemon, model, tmp_path):
+    saved = tmp_path / "saved"
+    subprocess.run([BINARY, "--model", str(model), "--quantization", "q8", "--quantize-to", str(saved)], check=True, timeout=120)
+    answers = [answer_of(daemon("--model", str(directory), *flags), ask(picture(5)))
+               for directory, flags in ((model, ("--quantization", "q8")), (saved, ()))]
+    assert answers[0]["choices"] == answers[1]["choices"]
+
+
 def tiles(d):
     return d.metric("keepd_picture_tiles_total")
 

@@ -1,6 +1,7 @@
 """keepd-nano's eyes: pictures and questions from seeds, and the exported directory beside the network that was trained."""
 import base64
 import io
+import json
 import random
 import subprocess
 import sys
@@ -36,7 +37,9 @@ def test_scenes_are_made_from_their_seeds():
         assert a.picture.shape == (scenes.SIDE, scenes.SIDE, 3) and a.picture.dtype == np.uint8
         assert (a.picture == b.picture).all() and a.questions == b.questions
         assert (a.picture != c.picture).any()
-        assert a.shows["kind"] == kind and set(a.shows) <= set(scenes.SEEN_AT) and set(a.shows.values()) <= set(scenes.VALUES)
+        assert a.kind == kind and a.shows
+        assert all(0 <= at < scenes.CELLS for cell in a.shows for at in cell)
+        assert all(mark in scenes.MARKS_SEEN and colour in scenes.COLOURS_SEEN for mark, colour in a.shows.values())
         assert len({question for question, _ in a.questions}) == len(a.questions)
 
 
@@ -53,14 +56,46 @@ def test_dialogues_fit_and_have_their_pictures():
         assert d.pictures and sum(m["content"].count(scenes.SHOWN) for m in d.messages) == len(d.pictures)
 
 
+def test_a_square_shows_what_is_drawn_in_it():
+    """In a picture without the things that it shows, only their squares and those around them differ."""
+    for kind, seed in ((kind, seed) for kind in ("grid", "sign") for seed in range(8)):
+        scene = scenes.scene(corpus.Words(random.Random(seed), "train"), kind)
+        empty = np.abs(scene.picture.astype(int) - scene.picture[0, 0]).sum(2) < 3
+        cells = empty.reshape(scenes.CELLS, scenes.CELL, scenes.CELLS, scenes.CELL).all((1, 3))
+        near = {(column + i, line + j) for column, line in scene.shows for i in (-1, 0, 1) for j in (-2, -1, 0, 1, 2)}
+        assert not any(cells[line, column] for column, line in scene.shows)
+        assert all(cells[line, column] or (column, line) in near for column in range(scenes.CELLS) for line in range(scenes.CELLS))
+
+
+def test_rows_that_are_sums_of_embeddings_are_understood():
+    table = torch.randn(2048, 256)
+    tokenizer = train_seeing.Tokenizer.from_file(str(train_seeing.NANO / "tokenizer.json"))
+    marks, colours = (train_seeing.Words(tokenizer, table, words) for words in (scenes.MARKS_SEEN, scenes.COLOURS_SEEN))
+    for mark in range(1, len(scenes.MARKS_SEEN)):
+        for colour in range(1, len(scenes.COLOURS_SEEN)):
+            row = marks.embeddings[mark] + colours.embeddings[colour]
+            assert marks.logits(row).argmax() == mark and colours.logits(row).argmax() == colour
+    assert marks.logits(torch.zeros(256)).argmax() == colours.logits(torch.zeros(256)).argmax() == 0
+
+
+def test_chats_have_their_pictures(tmp_path):
+    file = tmp_path / "chats.jsonl"
+    subprocess.run([sys.executable, TRAINING / "scenes.py", "--count", "3", "--out", file], check=True)
+    for line in file.read_text().splitlines():
+        messages = json.loads(line)["messages"]
+        parts = [part for m in messages if isinstance(m["content"], list) for part in m["content"]]
+        urls = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
+        assert urls and all(isinstance(m["content"], list) or scenes.IMAGE not in m["content"] for m in messages)
+        for url in urls:
+            picture = Image.open(io.BytesIO(base64.b64decode(url.removeprefix("data:image/png;base64,"))))
+            assert picture.size == (scenes.SIDE, scenes.SIDE)
+
+
 def test_a_daemon_answers_as_the_network(trained):
     model, net = trained
     tokenizer = train_seeing.Tokenizer.from_file(str(model / "tokenizer.json"))
     scene = scenes.scene(corpus.Words(random.Random(9), "heldout"), "grid")
-    file = io.BytesIO()
-    Image.fromarray(scene.picture).save(file, "png")
-    parts = [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()}},
-             {"type": "text", "text": scene.questions[0][0]}]
+    parts = [scenes.part(scene.picture), {"type": "text", "text": scene.questions[0][0]}]
     ids = tokenizer.encode(corpus.render([{"role": "user", "content": scenes.SHOWN + scene.questions[0][0]}]) + "<|im_start|>assistant\n",
                            add_special_tokens=False).ids
     with torch.no_grad():
