@@ -5,8 +5,8 @@ directory of the family Idefics3.
 
 First the encoder alone learns what is where in a picture (--looking): the row of a square becomes the sum of the text model's embeddings
 of the mark and of the colour in that square. So the text model meets something that it knows. A picture teaches all that it shows at
-once, and no text model is computed, so this part sees four times as many pictures in the same time. Then encoder and text model learn
-dialogues together (--minutes). Both budgets are minutes of --threads processors, whatever else the machine does,
+once, and no text model is computed, so this part sees four times as many pictures in the same time. Then the text model learns
+dialogues (--minutes), while the encoder stays as it is: what a model says wrongly at first would undo what the encoder has learnt. Both budgets are minutes of --threads processors, whatever else the machine does,
 and a run goes on from its last checkpoint.
 """
 
@@ -124,16 +124,19 @@ class Seeing(nn.Module):
         cos, sin = rope_tables(positions, TEXT["head_dim"], TEXT["rope_theta"])
         x = net.model.embed_tokens(ids)
         if len(pictures):
-            x = x.masked_scatter((ids == image)[..., None], self.rows(pictures).to(x.dtype).flatten(0, 1))
+            with torch.no_grad():
+                rows = self.rows(pictures).to(x.dtype)
+            x = x.masked_scatter((ids == image)[..., None], rows.flatten(0, 1))
         return F.linear(net.model.norm(self.stack(x, cos, sin)), net.model.embed_tokens.weight)
 
 
 class Words:
-    """The text model's embeddings of words. The first word, "", stands for nothing, and has a row of zeros."""
+    """The text model's embeddings of words, as long as those of single tokens. The first word, "", stands for nothing: zeros."""
 
     def __init__(self, tokenizer, table, words):
         spelt = [tokenizer.encode(word if len(word) == 1 else " " + word, add_special_tokens=False).ids for word in words if word]
-        self.embeddings = torch.stack([torch.zeros_like(table[0]), *(table[ids].mean(0) for ids in spelt)])
+        known = F.normalize(torch.stack([table[ids].mean(0) for ids in spelt]), dim=1) * table[:CONFIG["vocab_size"]].norm(dim=1).mean()
+        self.embeddings = torch.cat((torch.zeros_like(known[:1]), known))
 
     def logits(self, rows):
         """A row that is the sum of a word's embedding and of others has about 10 for that word; nothing has 5."""
@@ -213,6 +216,7 @@ def positions_of(ids, rng=None, reach=8192):
 
 LOOKS = 64  # pictures of a step
 EMPTY = 0.1  # weight of squares that show nothing
+NEAR = 0.3   # weight of the distance of rows to what they are to become
 
 
 def optimizers(net, a):
@@ -284,9 +288,9 @@ class Run:
             setattr(self, name, s[name])
         print(f"resumed after {self.looked} steps of looking and {self.step} of dialogues", flush=True)
 
-    def change(self, names, step, used):
-        """Takes a step with the optimizers of these names."""
-        for o in (o for name in names for o in self.opts[name]):
+    def change(self, name, step, used):
+        """Takes a step with the optimizers of this name."""
+        for o in self.opts[name]:
             for g in o.param_groups:
                 g["lr"] = g["peak"] * schedule(step, used)
             o.step()
@@ -300,9 +304,9 @@ class Run:
                    for found, shown in zip(logits, (marks, colours)))
         wanted = torch.where((marks > 0)[..., None], self.marks.embeddings[marks] + self.colours.embeddings[colours], self.blank)
         weight = torch.where(marks > 0, 1.0, EMPTY)
-        loss = loss + ((rows - wanted).square().sum(-1) * weight).sum() / weight.sum() / self.blank.square().sum()
+        loss = loss + NEAR * ((rows - wanted).square().sum(-1) * weight).sum() / weight.sum() / self.blank.square().sum()
         loss.backward()
-        self.change(("eyes",), self.looked, used)
+        self.change("eyes", self.looked, used)
         self.looked += 1
         return loss.item()
 
@@ -335,7 +339,7 @@ class Run:
         loss = F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
         w = weight.flatten()
         ((loss * w).sum() / w.sum()).backward()
-        self.change(("text", "eyes"), self.step, used)
+        self.change("text", self.step, used)
         self.step += 1
         return ((loss.detach() * (w == 1)).sum() / (w == 1).sum().clamp(min=1)).item()
 

@@ -9,7 +9,7 @@ Pictures and questions are held-out ones of training/scenes.py, which needs trai
 
 Writes DIR/answers.jsonl, which a later run continues, and prints tables: right answers in %, with 95 % intervals over contexts, and
 differences to the full cache and of `global` to the other methods, paired by context. --map FILE draws instead (SVG) which squares of
-a picture of each kind the heads still hold after talk, with `global` and the first of --shares.
+a picture of each kind the heads still hold after talk, with the first of --methods behind `full` and the first of --shares.
 """
 import argparse
 import concurrent.futures
@@ -28,6 +28,8 @@ import scenes  # noqa: E402
 
 TASKS = {"at once": 0, "after talk": 1000}  # tokens of other talk behind the picture
 QUESTIONS = 4
+ANSWER = 14  # tokens of the longest answer, with its end
+ROOM = 32    # tokens of a question and its answer, for which nothing is evicted
 
 
 def arguments():
@@ -76,18 +78,23 @@ class Context:
         self.tokens = self.read(c, self.messages, kv, salt)
         out = []
         for row in self.rows:
-            answer = c.chat([*self.messages, {"role": "user", "content": row["question"]}], 20, {**kv, "retain": False}, cache_salt=salt)
+            answer = c.chat([*self.messages, {"role": "user", "content": row["question"]}], ANSWER, {**kv, "retain": False}, cache_salt=salt)
             usage = answer["usage"]
-            answers.check(kv, usage, usage["prompt_tokens"] - self.tokens, 20)
+            answers.check(kv, usage, usage["prompt_tokens"] - self.tokens, ANSWER)
             out.append(answer["choices"][0]["message"]["content"])
         return out
+
+
+def kv_of(method, share, context):
+    kv = answers.kv_fields(method, share, context.tokens)
+    return {**kv, "buffer": ROOM} if "buffer" in kv else kv
 
 
 def run_cell(c, store, context, method, share):
     if (context.task, context.number, method, share, "unknown") in store.done:
         return
     salt = f"pictures-{context.task}-{context.number}-{method}-{share}-{time.time_ns()}"
-    texts = context.texts(c, answers.kv_fields(method, share, context.tokens), salt)
+    texts = context.texts(c, kv_of(method, share, context), salt)
     got = sum(text.strip() == row["answer"][0] for row, text in zip(context.rows, texts))
     store.add(task=context.task, context=context.number, method=method, share=share, protocol="unknown", got=got, of=len(texts), texts=texts)
     answers.forget(c, salt)
@@ -120,9 +127,9 @@ ZOOM = 2
 GAP = 20
 
 
-def held_squares(c, context, share):
+def held_squares(c, context, method, share):
     """Shares of the heads that hold each square of a context's picture."""
-    kv = {**answers.kv_fields("global", share, context.tokens), "report": "positions", "retain": False}
+    kv = {**kv_of(method, share, context), "report": "positions", "retain": False}
     answer = c.chat(context.messages, 1, kv, add_generation_prompt=False)
     heads = [set(positions) for layer in answer["usage"]["kv_details"]["positions"] for positions in layer]
     first = c.post("/tokenize", {"messages": context.messages})["pictures"][0]["parts"][0]["at"]
@@ -131,13 +138,13 @@ def held_squares(c, context, share):
 
 def draw_map(c, a):
     """Each picture twice: as it is, and paler where fewer heads hold a square."""
-    size, svg = scenes.SIDE * ZOOM, []
+    size, svg, method = scenes.SIDE * ZOOM, [], next(m for m in a.methods if m != "full")
     for n, kind in enumerate(scenes.KINDS):
         context, x = Context(c, "after talk", 0, kind), n * (size + GAP)
         url = context.messages[0]["content"][0]["image_url"]["url"]
         for y in (0, size + GAP):
             svg.append(f'<image href="{url}" x="{x}" y="{y}" width="{size}" height="{size}"/>')
-        for i, share in enumerate(held_squares(c, context, a.shares[0])):
+        for i, share in enumerate(held_squares(c, context, method, a.shares[0])):
             cell = scenes.CELL * ZOOM
             svg.append(f'<rect x="{x + i % scenes.CELLS * cell}" y="{size + GAP + i // scenes.CELLS * cell}" width="{cell}" height="{cell}" '
                        f'fill="white" fill-opacity="{0.92 * (1 - share):.2f}"><title>{share:.0%} of the heads</title></rect>')

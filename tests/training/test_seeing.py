@@ -15,7 +15,7 @@ from PIL import Image
 import corpus
 import scenes
 import train_seeing
-from conftest import TRAINING, serve
+from conftest import BINARY, ROOT, TRAINING, serve
 
 
 @pytest.fixture(scope="module")
@@ -108,3 +108,15 @@ def test_a_daemon_answers_as_the_network(trained):
     assert answer["usage"]["prompt_tokens"] == len(ids)
     found = [top["logprob"] for top in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]]
     assert np.abs(np.array(found) - wanted.topk(5).values.numpy()).max() < 1e-3
+
+
+def test_questions_about_pictures_with_parts_of_the_cache(trained, tmp_path):
+    program = [sys.executable, ROOT / "bench/quality/pictures.py", "--model", trained[0], "--binary", BINARY, "--methods", "full,streaming",
+               "--shares", "0.5"]
+    done = subprocess.run([*program, "--contexts", "2", "--out", tmp_path], check=True, text=True, capture_output=True).stdout
+    assert done.count("full") >= 2 and done.count("`streaming`") >= 2
+    rows = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert len(rows) == 2 * 2 * 2 and all(2 <= row["of"] <= 4 for row in rows)
+    subprocess.run([*program, "--map", tmp_path / "map.svg"], check=True)
+    drawn = (tmp_path / "map.svg").read_text()
+    assert drawn.count("<image") == 8 and drawn.count("<rect") == 4 * scenes.ROWS
