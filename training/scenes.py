@@ -36,8 +36,8 @@ NAMES = ("ANNA", "BEN", "CARLA", "DAVID", "EVA", "FRED", "GRETA", "HUGO", "IDA",
 CITIES = ("ROME", "PARIS", "OSLO", "CAIRO", "LIMA", "TOKYO", "BERN", "DELHI", "QUITO", "MINSK", "HANOI", "TUNIS", "SOFIA", "RIGA", "BONN")
 
 
-# What an encoder learns before it meets a text model: the mark and the colour in the middle of each square of CELL pixels. A picture
-# has a row of embeddings for each square.
+# An encoder learns the mark and the colour in the middle of each square of CELL pixels before it meets a text model. A picture has a
+# row of embeddings for each square.
 CELL = 16
 CELLS = SIDE // CELL
 MARKS_SEEN = ("", *"0123456789", *string.ascii_uppercase, *SHAPES)

@@ -1,13 +1,13 @@
 """Teaches keepd-nano to see: an encoder of pictures in front of it, trained on pictures made from seeds (scenes.py), and exported as a
 directory of the family Idefics3.
 
-    python train_seeing.py --looking 60 --minutes 60 --run ../../train-run/seeing --out ../bundled/keepd-nano-sees
+    python train_seeing.py --looking 13 --minutes 30 --threads 1 --run ../../train-run/seeing --out ../bundled/keepd-nano-sees
 
 First the encoder alone learns what is where in a picture (--looking): the row of a square becomes the sum of the text model's embeddings
 of the mark and of the colour in that square. So the text model meets something that it knows. A picture teaches all that it shows at
 once, and no text model is computed, so this part sees four times as many pictures in the same time. Then the text model learns
-dialogues (--minutes), while the encoder stays as it is: what a model says wrongly at first would undo what the encoder has learnt. Both budgets are minutes of --threads processors, whatever else the machine does,
-and a run goes on from its last checkpoint.
+dialogues (--minutes), while the encoder stays as it is: what a model says wrongly at first would undo what the encoder has learnt.
+Both budgets are minutes of --threads processors, whatever else the machine does, and a run goes on from its last checkpoint.
 """
 
 import argparse
