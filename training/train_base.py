@@ -81,9 +81,9 @@ def optimizers(net, a):
     return out
 
 
-def schedule(step, used):
-    """Share of the peak rate: short warm-up, flat, linear to zero over the last 40 % of the time."""
-    return min(1.0, (step + 1) / 100) * min(1.0, max(0.02, (1 - used) / 0.4))
+def schedule(step, used, warm_up=100):
+    """Share of the peak rate: `warm_up` steps of warm-up, flat, linear to zero over the last 40 % of the time."""
+    return min(1.0, (step + 1) / warm_up) * min(1.0, max(0.02, (1 - used) / 0.4))
 
 
 # --- data -----------------------------------------------------------------

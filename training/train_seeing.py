@@ -214,7 +214,8 @@ def positions_of(ids, rng=None, reach=8192):
 
 # --- run -------------------------------------------------------------------------------------------------------------------
 
-LOOKS = 64  # pictures of a step
+WARM_UP = {"eyes": 100, "text": 20}  # steps
+LOOKS = 64   # pictures of a step
 EMPTY = 0.1  # weight of squares that show nothing
 NEAR = 0.3   # weight of the distance of rows to what they are to become
 
@@ -292,7 +293,7 @@ class Run:
         """Takes a step with the optimizers of this name."""
         for o in self.opts[name]:
             for g in o.param_groups:
-                g["lr"] = g["peak"] * schedule(step, used)
+                g["lr"] = g["peak"] * schedule(step, used, WARM_UP[name])
             o.step()
         self.net.zero_grad(set_to_none=True)
 
@@ -416,7 +417,7 @@ def main():
     ap.add_argument("--seed", type=int, default=1)
     ap.add_argument("--batch-tokens", type=int, default=4096)
     ap.add_argument("--lr", type=float, default=0.02)
-    ap.add_argument("--lr-text", type=float, default=0.006)
+    ap.add_argument("--lr-text", type=float, default=0.01)
     ap.add_argument("--every", type=int, default=50, help="steps between probes and checkpoints")
     ap.add_argument("--threads", type=int, default=2)
     ap.add_argument("--bf16", action=argparse.BooleanOptionalAction, default="amx_bf16" in Path("/proc/cpuinfo").read_text(),
