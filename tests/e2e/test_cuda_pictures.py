@@ -1,12 +1,11 @@
 """Pictures in models on the CUDA backend, run by the emulator: the CPU encodes, and the device gets the rows, in tiles and in
 lines, with places in three dimensions and rows behind the first layers, and rows that see each other."""
 import json
-import os
 import sys
 
 import pytest
 
-from test_pictures import BINARY, ROOT, Tokens, answer_of, ask, check_answer, check_logprobs, picture as rows_of_colours
+from test_pictures import ROOT, Tokens, answer_of, ask, check_answer, check_logprobs, picture as rows_of_colours
 
 sys.path.insert(0, str(ROOT / "tests/python"))
 np = pytest.importorskip("numpy")
@@ -19,7 +18,7 @@ from vision_model import SeeingReference, write_model, write_tokenizer  # noqa: 
 from vision_pixtral import MARKS, TEXT, PixtralReference, write_pixtral  # noqa: E402
 from vision_qwen import QwenVision, write_encoder  # noqa: E402
 
-EMULATED = os.path.join(os.path.dirname(BINARY), "../tests/emu/keepd-emu")
+EMULATED = ROOT / "build/dev/tests/emu/keepd-emu"
 FLAGS = ("--device", "cuda", "--kv-dtype", "bf16", "--kv-pool-bytes", "16M", "--max-num-seqs", "4", "--max-conversations", "8")
 MOST = 0.03  # the device multiplies in bf16
 
