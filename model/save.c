@@ -146,13 +146,16 @@ static int refuse_few_bits(struct fault *fault) {
 static int plan_rest(struct saving *s) {
     const bool gguf = naming_is_gguf(s->naming);
     size_t rounded = 0, all = 0;
-    struct vision_config vision;
-    struct fault none;
-    const bool sees =
-        !gguf && !vision_config_of_directory(s->options->dir, &vision, &none) && vision.layers;
+    struct vision_config vision = {0};
+    struct fault why = {0};
+    if (!gguf && vision_config_of_directory(s->options->dir, &vision, &why)) {
+        log_warn("the saved model takes no pictures: %s: %s", why.field, why.text);
+        vision.layers = 0;
+    }
     for (size_t i = 0; i < count_of(s); i++) {
         struct planned *p = &s->plan[i];
-        p->used |= gguf || (sees && vision_weights_own(&vision, weights_at(s->weights, i)->name));
+        p->used |=
+            gguf || (vision.layers && vision_weights_own(&vision, weights_at(s->weights, i)->name));
         if (p->used && !p->rounded) p->bytes = weights_at(s->weights, i)->bytes;
         if (p->rounded) rounded += p->bytes;
         if (p->used) all += p->bytes;

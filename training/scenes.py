@@ -36,8 +36,8 @@ NAMES = ("ANNA", "BEN", "CARLA", "DAVID", "EVA", "FRED", "GRETA", "HUGO", "IDA",
 CITIES = ("ROME", "PARIS", "OSLO", "CAIRO", "LIMA", "TOKYO", "BERN", "DELHI", "QUITO", "MINSK", "HANOI", "TUNIS", "SOFIA", "RIGA", "BONN")
 
 
-# An encoder learns the mark and the colour in the middle of each square of CELL pixels before it meets a text model. A picture has a
-# row of embeddings for each square.
+# An encoder learns the mark in each square of CELL pixels, and the colour that belongs to it (of a code the frame's, of a height the
+# bar's), before it meets a text model. A picture has a row of embeddings for each square.
 CELL = 16
 CELLS = SIDE // CELL
 MARKS_SEEN = ("", *"0123456789", *string.ascii_uppercase, *SHAPES)
@@ -108,7 +108,8 @@ def grid(w):
     for cell in cells:
         column, line = columns[cell % 3], lines[cell // 3]
         x, y = (middle(at, rng.randint(-2, 2)) for at in (column, line))
-        number = rng.random() < 0.3
+        room = cell % 3 == 2 or cell + 1 not in cells or columns[cell % 3 + 1] - column > 2
+        number = room and rng.random() < 0.3
         what = w.digits(2) if number else shapes.pop()
         for _ in range(0 if number else len(colours)):
             if corpus.held_out(what + colours[-1]) == (w.split == "heldout"):

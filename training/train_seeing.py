@@ -36,6 +36,7 @@ VISION = dict(hidden_size=128, num_hidden_layers=4, num_attention_heads=4, inter
               num_channels=3, hidden_act="gelu_pytorch_tanh", layer_norm_eps=1e-6)
 MERGE = 2
 STAGES = (256, 512, 1024)
+FORM = 2  # of checkpoints
 COUNTERS = ("looked", "looked_s", "step", "used_s", "stage")
 
 
@@ -274,13 +275,15 @@ class Run:
             return self.net(ids, positions, pictures, self.data.image)
 
     def save(self):
-        state = {"net": self.net.state_dict(), "opts": {name: [o.state_dict() for o in opts] for name, opts in self.opts.items()},
+        state = {"form": FORM, "net": self.net.state_dict(), "opts": {name: [o.state_dict() for o in opts] for name, opts in self.opts.items()},
                  **{name: getattr(self, name) for name in COUNTERS}}
         torch.save(state, self.file.with_suffix(".tmp"))
         self.file.with_suffix(".tmp").replace(self.file)
 
     def load(self):
         s = torch.load(self.file, weights_only=True)
+        if s.get("form") != FORM:
+            raise SystemExit(f"{self.file}: written by another version of this program; name another folder with --run")
         self.net.load_state_dict(s["net"])
         for name, states in s["opts"].items():
             for o, state in zip(self.opts[name], states):

@@ -51,6 +51,14 @@ def arguments():
     return a
 
 
+ARTICLES = {"the", "one"}
+
+
+def tells(text, answer):
+    """Returns whether all words of an answer are in a text, so that the picture is not needed."""
+    return set(answer.split()) - ARTICLES <= set(text.replace("?", "").split())
+
+
 class Context:
     """The messages of a context, and the rows that are asked about its picture."""
 
@@ -58,10 +66,12 @@ class Context:
         w = corpus.Words(random.Random(f"pictures/{task}/{number}"), "heldout")
         self.task, self.number, self.scene = task, number, scenes.scene(w, kind)
         scene = self.scene
-        (first, answer), *others = w.rng.sample(scene.questions, min(1 + QUESTIONS, len(scene.questions)))
+        first, answer = w.rng.choice(scene.questions)
+        untold = [(q, a) for q, a in scene.questions if not tells(f"{first} {answer}", a)]
+        others = w.rng.sample(untold, min(QUESTIONS, len(untold)))
         self.messages = [{"role": "user", "content": [scenes.part(scene.picture), {"type": "text", "text": first}]},
                          {"role": "assistant", "content": answer}]
-        self.rows = [{"question": question, "answer": [answer]} for question, answer in others]
+        self.rows = [{"question": q, "answer": [a]} for q, a in others]
         self.tokens = self.read(c, self.messages, {"policy": "full", "retain": False}, "")
         while self.tokens < TASKS[task]:
             talk, reply = corpus.chatter(w)

@@ -23,7 +23,7 @@ from test_fit_families import with_tokenizer
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 COUNT = int(os.environ.get("KEEPD_DRAFT_REQUESTS", "50"))
-FEWER = max(COUNT // 3, 8)  # for what differs in how rows are computed: no field of a request matters to that
+FEWER = max(COUNT // 3, 8)  # where models or paths are compared: each computes rows alike for all fields of a request
 SEED = 1000 * int(os.environ.get("KEEPD_DRAFT_SEED", "0"))
 FLAGS = ("--kv-budget", "48", "--kv-buffer", "16", "--kv-chunk", "64", "--max-num-seqs", "12")
 POLICIES = ("full", "global", "streaming", "keydiff", "knorm", "trimkv", "snapkv", "h2o", "rkv", "lagkv")

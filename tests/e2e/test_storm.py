@@ -64,7 +64,7 @@ def small_pool(daemon):
     return daemon(*FLAGS, "--kv-pool-bytes", str(need * page_bytes * CLIENTS // 3))
 
 
-def test_sixty_four_chats_equal_alone(daemon):
+def test_chats_of_a_storm_equal_alone(daemon):
     d = small_pool(daemon)
     with futures.ThreadPoolExecutor(CLIENTS) as pool:
         together = list(pool.map(lambda i: streamed(d.url, i), range(CLIENTS)))

@@ -447,18 +447,18 @@ Test(emu_attend, maxima_follow_climbing_scores) {
 /* Compute capabilities: 9.0; as much memory, but copies by threads; less memory, with both. */
 static const char *const devices[] = {"90", "80", "86", "120"};
 
-#define DEVICE_COUNT   ((int)(sizeof devices / sizeof *devices))
-#define PROMPT_DEVICES 265 /* one chunk and some */
+#define DEVICE_COUNT          ((int)(sizeof devices / sizeof *devices))
+#define DEVICES_PROMPT_TOKENS 265 /* one chunk and some */
 
 /* The outputs of a prompt and of a step after it. Odd seeds: copies are late. */
 static float *outputs_on(const struct shape *s, const char *device, uint64_t seed) {
     setenv("KEEPD_EMU_CAPABILITY", device, 1);
     struct bench b = open_bench(s);
-    size_t numbers = (size_t)((PROMPT_DEVICES + 1) * b.out_size);
+    size_t numbers = (size_t)((DEVICES_PROMPT_TOKENS + 1) * b.out_size);
     float *out = fresh(numbers, 0);
     emu_set_seed(seed);
-    append(&b, 0, 0, PROMPT_DEVICES);
-    append(&b, 0, PROMPT_DEVICES, PROMPT_DEVICES + 1);
+    append(&b, 0, 0, DEVICES_PROMPT_TOKENS);
+    append(&b, 0, DEVICES_PROMPT_TOKENS, DEVICES_PROMPT_TOKENS + 1);
     memcpy(out, b.kept[0], numbers * sizeof *out);
     close_bench(&b);
     unsetenv("KEEPD_EMU_CAPABILITY");
@@ -470,7 +470,7 @@ static float *outputs_on(const struct shape *s, const char *device, uint64_t see
 Test(emu_attend, other_devices) {
     for (int i = 0, n = 0; i < SHAPE_COUNT; i += i < 20 ? 5 : 2, n++) {
         const struct shape *s = &shapes[i];
-        size_t numbers = (size_t)((PROMPT_DEVICES + 1) * s->heads_q * value_dim(s));
+        size_t numbers = (size_t)((DEVICES_PROMPT_TOKENS + 1) * s->heads_q * value_dim(s));
         float *want = outputs_on(s, devices[0], 0);
         for (int d = 1; d < DEVICE_COUNT; d++) {
             bool wide = s->head_dim >= 256 && s->dtype == KERN_BF16;
