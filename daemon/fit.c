@@ -244,7 +244,7 @@ struct fit_files {
     char *texts[FIT_FILES_MAX];
     struct fit_chats chats[FIT_FILES_MAX];
     struct engine_fit_source sources[FIT_FILES_MAX];
-    struct picture_form pictures; /* how the model sees them */
+    struct fit_form form;
 };
 
 static int fit_read_file(const struct fit_command *command, int index, struct fit_files *files,
@@ -257,7 +257,7 @@ static int fit_read_file(const struct fit_command *command, int index, struct fi
     if (rc) return rc;
     *source = (struct engine_fit_source){.text = *text, .size = size};
     if (!command->chats[index]) return 0;
-    rc = fit_read_chats(*text, size, &files->pictures, chats, fault);
+    rc = fit_read_chats(*text, size, &files->form, chats, fault);
     mem_free(*text);
     *text = NULL;
     *source = (struct engine_fit_source){.text = chats->lines.data,
@@ -280,9 +280,10 @@ static int fit_read_files(const struct fit_command *command, struct fit_files *f
     return 0;
 }
 
-/* Finds out how the model sees pictures, if there are chats. */
+/* Finds out how the model takes chats, if there are any. A template of its own for chats with tools
+ * stands for both. */
 static int fit_find_form(const struct fit_command *command, const struct engine_options *options,
-                         struct picture_form *form, struct fault *fault) {
+                         struct fit_form *form, struct fault *fault) {
     struct engine_options own = *options;
     struct engine_found found = {0};
     bool chats = false;
@@ -290,7 +291,8 @@ static int fit_find_form(const struct fit_command *command, const struct engine_
     if (!chats) return 0;
     own.gates = ""; /* gates that are there do not matter */
     int rc = engine_find_gates(&own, &found, fault);
-    if (!rc) *form = found.pictures;
+    if (!rc) form->pictures = found.pictures;
+    if (!rc) form->turns = oai_turns_of(found.tool_template);
     mem_free(found.tool_template);
     return rc;
 }
@@ -308,7 +310,7 @@ static int fit_gates_of_files(const struct fit_command *command,
                                    .seed = command->seed,
                                    .progress = fit_progress_note,
                                    .arg = &progress};
-    int rc = fit_find_form(command, options, &files->pictures, fault);
+    int rc = fit_find_form(command, options, &files->form, fault);
     if (!rc) rc = fit_read_files(command, files, fault);
     return rc ? rc : engine_fit_gates(options, &fit, fitted, fault);
 }

@@ -51,10 +51,11 @@ static int fit_read_picture(const struct oai_picture *from, const struct picture
 }
 
 /* Appends a chat whose body is parsed. */
-static int add_chat(cJSON *body, const struct picture_form *form, struct fit_chats *out,
+static int add_chat(cJSON *body, const struct fit_form *form, struct fit_chats *out,
                     struct fault *fault) {
-    const struct engine_info info = {.pictures = form->kind ? form : NULL};
-    const struct oai_rules rules = {.info = &info};
+    const struct picture_form *pictures = &form->pictures;
+    const struct engine_info info = {.pictures = pictures->kind ? pictures : NULL};
+    const struct oai_rules rules = {.info = &info, .turns = form->turns};
     struct oai_error error = {0};
     struct oai_request chat = {0};
     struct arena arena;
@@ -64,9 +65,10 @@ static int add_chat(cJSON *body, const struct picture_form *form, struct fit_cha
     int rc = 0;
     cJSON_DeleteItemFromObjectCaseSensitive(body, "add_generation_prompt");
     cJSON_AddFalseToObject(body, "add_generation_prompt");
-    if (oai_build_context(&reader)) rc = fault_set(fault, ERR_INVALID, "", "%.300s", error.message);
+    if (oai_build_context(&reader) || oai_adapt_messages(&reader))
+        rc = fault_set(fault, ERR_INVALID, "", "%.300s", error.message);
     for (int i = 0; i < chat.picture_count && !rc; i++)
-        rc = fit_read_picture(&chat.pictures[i], form, out, fault);
+        rc = fit_read_picture(&chat.pictures[i], pictures, out, fault);
     if (!rc) json_write_node(&out->lines, chat.context);
     if (!rc) buf_char(&out->lines, '\n');
     oai_request_close(&chat);
@@ -74,7 +76,7 @@ static int add_chat(cJSON *body, const struct picture_form *form, struct fit_cha
     return rc;
 }
 
-static int read_chat_line(const char *line, size_t size, const struct picture_form *form,
+static int read_chat_line(const char *line, size_t size, const struct fit_form *form,
                           struct fit_chats *out, struct fault *fault) {
     const struct json_limits limits = {.bytes = size, .depth = CHAT_DEPTH, .unique_keys = true};
     cJSON *body = NULL;
@@ -87,7 +89,7 @@ static int read_chat_line(const char *line, size_t size, const struct picture_fo
     return rc;
 }
 
-int fit_read_chats(const char *lines, size_t size, const struct picture_form *form,
+int fit_read_chats(const char *lines, size_t size, const struct fit_form *form,
                    struct fit_chats *out, struct fault *fault) {
     struct fault inner = {0};
     int number = 1, rc = 0;

@@ -6,6 +6,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "picture/decoder.h"
+#include "server/oai/oai.h"
 
 /* Chats as struct engine_fit_source has them: a line of JSON for each, with the context that a chat
  * template takes, and their pictures, in order. Owned by the caller: fit_chats_close. */
@@ -15,10 +16,15 @@ struct fit_chats {
     int picture_count, picture_room;
 };
 
-/* Reads chats. `form`: how the model sees pictures; of kind NONE a chat with pictures is refused.
- * Pictures are data: addresses and take at most PICTURE_MEMORY_MAX. ERR_INVALID names the line.
- * On failure nothing is kept. */
-int fit_read_chats(const char *lines, size_t size, const struct picture_form *form,
+/* How a model takes chats. */
+struct fit_form {
+    struct picture_form pictures; /* kind NONE: a chat with pictures is refused */
+    struct oai_turns turns;       /* messages are joined to turns as the server does */
+};
+
+/* Reads chats. Pictures are data: addresses and take at most PICTURE_MEMORY_MAX. ERR_INVALID names
+ * the line. On failure nothing is kept. */
+int fit_read_chats(const char *lines, size_t size, const struct fit_form *form,
                    struct fit_chats *out, struct fault *fault);
 void fit_chats_close(struct fit_chats *chats);
 

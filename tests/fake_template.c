@@ -28,9 +28,14 @@ void fake_template_close(struct fake_template *published) {
 
 int fake_template_render(const struct fake_template *published, const cJSON *context,
                          struct arena *arena, const char **out, struct fault *fault) {
-    const struct chat_input input = {.context = context, .now = clock_unix_seconds()};
+    cJSON *full = cJSON_Duplicate(context, true);
+    const char *const strings[] = {"bos_token", "eos_token"};
+    for (int i = 0; i < 2; i++)
+        if (!cJSON_GetObjectItem(full, strings[i])) cJSON_AddStringToObject(full, strings[i], "");
+    const struct chat_input input = {.context = full, .now = clock_unix_seconds()};
     struct chat_text text;
     int rc = chat_render(published->chat, &input, arena, &text, fault);
+    cJSON_Delete(full);
     *out = rc == 0 ? text.text : NULL;
     return rc;
 }

@@ -53,7 +53,8 @@ static int read_reasoning(struct oai_reader *r) {
     return 0;
 }
 
-/* Reads `echo` as vLLM does: the last message precedes the answer if both have the same role. */
+/* Reads `echo` as vLLM does: the last message precedes the answer if both have the same role. The
+ * messages are still those of the client. */
 static int read_echo(struct oai_reader *r) {
     const cJSON *context = r->out->context, *last = NULL;
     bool echo = false;
@@ -118,8 +119,9 @@ static int read_prediction(struct oai_reader *r) {
 }
 
 static int parse(struct oai_reader *r) {
-    return oai_read_messages(r) || oai_read_tools(r) || read_reasoning(r) || read_echo(r) ||
-                   oai_read_chat_scores(r) || oai_read_generation(r) || read_prediction(r)
+    return oai_open_messages(r) || read_echo(r) || oai_adapt_messages(r) || oai_read_tools(r) ||
+                   read_reasoning(r) || oai_read_chat_scores(r) || oai_read_generation(r) ||
+                   read_prediction(r)
                ? -1
                : 0;
 }

@@ -110,13 +110,18 @@ int oai_get_object(const struct oai_reader *r, const char *key, const cJSON **va
 int oai_get_ids(const struct oai_reader *r, const cJSON *node, const char *field,
                 const int32_t **ids, size_t *count);
 
+/* A bound on the text of a message, below which the body is bounded long before. */
+#define OAI_CONTENT_BYTES_MAX (256u << 20)
+
 /* Returns a message's text: oai_build_context made each content a string. */
 const char *oai_message_text(const cJSON *message);
 /* Replaces the content by the text, and closes the text. false: no memory. */
 bool oai_set_content(cJSON *message, struct buf *text);
 /* Joins messages to turns of the user. With `results`: results of tools that follow each other, and
  * the user's text after them. Where turns alternate: also messages of the user that follow each
- * other, and those of the system that the template would refuse. false: no memory. */
+ * other, and those of the system, but for the first one and those in the place of an answer where
+ * the template shows such. If it takes no turn behind a result, the result takes in the text.
+ * false: no memory. */
 bool oai_join_turns(cJSON *messages, const struct oai_turns *turns, bool results);
 /* Rewrites the context that was built for the generic form of tools (oai_tool_style). */
 int oai_write_tools(struct oai_reader *r);
@@ -129,6 +134,10 @@ int oai_read_model(struct oai_reader *r, const char *field);
 /* Read prompts: `messages`, or `prompt`, which is a string, a list of ids and strings, or a list of
  * such prompts (parse.c). */
 int oai_read_messages(struct oai_reader *r);
+/* Its two steps: the context with the client's messages, which then become those that the template
+ * takes. */
+int oai_open_messages(struct oai_reader *r);
+int oai_adapt_messages(struct oai_reader *r);
 int oai_read_prompts(struct oai_reader *r);
 /* The same from another field, of at most `most` prompts. */
 int oai_read_texts(struct oai_reader *r, const char *name, int most);

@@ -6,8 +6,6 @@
 #include "server/oai/fields.h"
 #include "server/oai/tool_json.h"
 
-#define CONTENT_BYTES_MAX (256u << 20) /* the body is bounded below this long before */
-
 static int no_memory(struct oai_error *error) {
     struct fault fault;
     fault_set(&fault, ERR_NOMEM, NULL, "the messages need too much memory");
@@ -152,7 +150,7 @@ static int put_content(struct oai_reader *r, cJSON *copy, const cJSON *message, 
                           "Missing required parameter: '%s'.", field);
     if (!cJSON_IsArray(content))
         return oai_expected(error, field, "a string or an array of parts", content);
-    buf_open(&joined.text, CONTENT_BYTES_MAX);
+    buf_open(&joined.text, OAI_CONTENT_BYTES_MAX);
     int rc = join_parts(r, content, message, field, &joined);
     if (!rc) rc = put_joined(copy, &joined, error);
     cJSON_Delete(joined.places);
@@ -166,7 +164,7 @@ static int put_content(struct oai_reader *r, cJSON *copy, const cJSON *message, 
 static int read_arguments(const char *text, size_t size, cJSON **tree, struct oai_error *error) {
     /* The model may have written members with equal names, and templates show what it wrote. */
     struct json_limits limits = {
-        .bytes = CONTENT_BYTES_MAX, .depth = OAI_JSON_DEPTH, .nuls = true, .nodes = 100000};
+        .bytes = OAI_CONTENT_BYTES_MAX, .depth = OAI_JSON_DEPTH, .nuls = true, .nodes = 100000};
     *tree = NULL;
     int rc = json_parse(text, size, &limits, tree, NULL);
     if (rc == ERR_NOMEM) return no_memory(error);
@@ -182,7 +180,7 @@ static int read_cut_arguments(const char *text, cJSON **tree, struct oai_error *
     struct buf whole;
     int rc = 0;
     *tree = NULL;
-    buf_open(&whole, CONTENT_BYTES_MAX);
+    buf_open(&whole, OAI_CONTENT_BYTES_MAX);
     if (tool_json_close(text, strlen(text), &whole) && !whole.failed)
         rc = read_arguments(whole.data, whole.size, tree, error);
     if (whole.failed) rc = no_memory(error);

@@ -81,8 +81,13 @@ struct oai_verdict oai_find_verdict(const struct engine *engine);
 struct oai_turns {
     bool has_system; /* shows messages of the system */
     bool alternate;  /* refuses two turns of the user in a row, so these are joined (turns.c) */
+    /* Where turns alternate: */
+    bool system_between; /* shows messages of the system between two turns of the user */
+    bool results_last;   /* takes results of tools, but no turn of the user behind them */
 };
 struct oai_turns oai_find_turns(const struct engine *engine);
+/* The same by a template's source, without an engine; NULL: there is none. */
+struct oai_turns oai_turns_of(const char *chat_template);
 
 /* How a model is shown tools and calls them. */
 struct oai_tool_style {

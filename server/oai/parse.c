@@ -156,16 +156,22 @@ void oai_prompt_path(const struct oai_request *request, int i, char path[OAI_PAT
         oai_path(path, "%s", field);
 }
 
-int oai_read_messages(struct oai_reader *r) {
+int oai_open_messages(struct oai_reader *r) {
     r->out->prompt_field = "messages";
     r->out->prompt_count = 1;
     if (!json_get(r->body, "messages")) return oai_missing_here(r, "messages");
-    int rc = oai_build_context(r);
-    if (rc) return rc;
+    return oai_build_context(r);
+}
+
+int oai_adapt_messages(struct oai_reader *r) {
     if (r->rules->tools.generic) return oai_write_tools(r);
     cJSON *messages = cJSON_GetObjectItemCaseSensitive(r->out->context, "messages");
     if (!oai_join_turns(messages, &r->rules->turns, false)) return oai_no_memory(r);
     return r->rules->tools.hides_calls ? oai_write_calls(r) : 0;
+}
+
+int oai_read_messages(struct oai_reader *r) {
+    return oai_open_messages(r) || oai_adapt_messages(r) ? -1 : 0;
 }
 
 /* Returns the text of a prompt: a string, or llama.cpp's object of a text and of images, if it has

@@ -8,8 +8,6 @@
 #include "base/mem.h"
 #include "server/oai/fields.h"
 
-#define PROMPT_BYTES_MAX (256u << 20) /* the body is bounded below this long before */
-
 static const char before_tools[] =
     "You can use tools. Each line below is the JSON description of one tool:\n";
 static const char after_tools[] =
@@ -118,7 +116,7 @@ static bool write_calls(cJSON *message, const struct tool_form *form) {
     const cJSON *call;
     struct buf text;
     if (!calls) return true;
-    buf_open(&text, PROMPT_BYTES_MAX);
+    buf_open(&text, OAI_CONTENT_BYTES_MAX);
     buf_str(&text, oai_message_text(message));
     const bool section = tool_form_is_section(form);
     if (calls->child) buf_str(&text, form->open);
@@ -162,7 +160,7 @@ static bool write_tools(cJSON *messages, const cJSON *tools, bool has_system) {
     while (!has_system && oai_has_role(message, "system") && message->next) message = message->next;
     if (has_system && !oai_has_role(message, "system") && !(message = add_system(messages)))
         return false;
-    buf_open(&text, PROMPT_BYTES_MAX);
+    buf_open(&text, OAI_CONTENT_BYTES_MAX);
     const char *content = oai_message_text(message);
     if (has_system && *content) {
         buf_str(&text, content);

@@ -5,8 +5,7 @@
 #include "base/json.h"
 #include "server/oai/fields.h"
 
-#define TURN_BYTES_MAX  (256u << 20) /* the body is bounded below this long before */
-#define PROBE_BYTES_MAX ((size_t)1 << 20)
+#define PROBE_BYTES_MAX ((size_t)4 << 20)
 
 const char *oai_message_text(const cJSON *message) {
     return json_get(message, "content")->valuestring;
@@ -20,23 +19,25 @@ bool oai_set_content(cJSON *message, struct buf *text) {
     return set;
 }
 
-/* A turn of the user, to which messages are joined. Its text is copied once. */
+/* A turn to which messages are joined: the user's, or a result of a tool. Its text is copied once.
+ */
 struct turn {
     cJSON *message; /* NULL: no turn is open */
-    bool result;    /* the text ends with a tool's result */
+    bool asked;     /* an answer is due: the last turn, without calls and results, is the user's */
+    bool result;    /* the text ends with the mark of a tool's result */
     cJSON *places;  /* where pictures stand in the text; NULL: none */
     struct buf text;
 };
 
-/* Turns a message into one of the user. */
-static bool turn_open(struct turn *turn, cJSON *message) {
-    cJSON *role = cJSON_CreateString("user");
-    if (!role || !cJSON_ReplaceItemInObjectCaseSensitive(message, "role", role)) {
+/* Opens a turn with a message, which becomes one of the user unless it keeps its role. */
+static bool turn_open(struct turn *turn, cJSON *message, bool keeps_role) {
+    cJSON *role = keeps_role ? NULL : cJSON_CreateString("user");
+    if (!keeps_role && (!role || !cJSON_ReplaceItemInObjectCaseSensitive(message, "role", role))) {
         cJSON_Delete(role);
         return false;
     }
     turn->message = message;
-    buf_open(&turn->text, TURN_BYTES_MAX);
+    buf_open(&turn->text, OAI_CONTENT_BYTES_MAX);
     return true;
 }
 
@@ -85,30 +86,42 @@ static bool turn_add(struct turn *turn, const cJSON *message, bool result) {
     return added;
 }
 
-/* Returns whether the message becomes part of the user's turn though it is none of the user's: one
- * of the system where the template shows none, or behind others. */
-static bool is_folded(const cJSON *messages, const cJSON *message, const struct oai_turns *turns) {
-    return turns->alternate && oai_has_role(message, "system") &&
-           (!turns->has_system || message != messages->child);
-}
-
 static bool is_result(const cJSON *message) {
     return oai_has_role(message, "tool") || oai_has_role(message, "function");
+}
+
+/* Calls and results are no turns where templates count these. */
+static bool is_counted(const cJSON *message) {
+    return !is_result(message) && !json_get(message, "tool_calls");
+}
+
+/* Returns whether a message of the system becomes part of the user's turn: where the template shows
+ * none, or behind others, unless the template takes it in the place of an answer. */
+static bool is_folded(const cJSON *messages, const cJSON *message, const struct oai_turns *turns,
+                      bool asked) {
+    if (!turns->alternate || !oai_has_role(message, "system")) return false;
+    if (message == messages->child) return !turns->has_system;
+    if (!turns->system_between || !asked) return true;
+    const cJSON *next = message->next;
+    while (next && !is_counted(next)) next = next->next;
+    return next && !oai_has_role(next, "user");
 }
 
 bool oai_join_turns(cJSON *messages, const struct oai_turns *turns, bool results) {
     struct turn turn = {0};
     bool written = true;
     for (cJSON *message = messages->child, *next; message && written; message = next) {
-        const bool user = oai_has_role(message, "user");
-        const bool result = results && is_result(message);
-        const bool opens =
-            result || is_folded(messages, message, turns) || (user && turns->alternate);
+        const bool user = oai_has_role(message, "user"), result = is_result(message);
+        const bool kept = result && !results && turns->results_last && turn.asked;
+        const bool asks =
+            user || (result && results) || is_folded(messages, message, turns, turn.asked);
+        const bool opens = kept || (asks && (!user || turns->alternate));
         next = message->next;
-        if (!opens && !user) written = turn_close(&turn);
-        if (written && opens && !turn.message) written = turn_open(&turn, message);
+        if (!asks) written = turn_close(&turn);
+        if (asks || is_counted(message)) turn.asked = asks;
+        if (written && opens && !turn.message) written = turn_open(&turn, message, kept);
         if (!written || !turn.message) continue;
-        written = turn_add(&turn, message, result);
+        written = turn_add(&turn, message, result && results);
         if (message != turn.message) cJSON_Delete(cJSON_DetachItemViaPointer(messages, message));
         if (!opens) written = turn_close(&turn) && written;
     }
@@ -117,34 +130,74 @@ bool oai_join_turns(cJSON *messages, const struct oai_turns *turns, bool results
 
 /* --- the probes --- */
 
-/* Renders a chat, written in JSON. false: it is refused. */
-static bool render_turns(const struct engine *engine, const char *chat, struct arena *arena,
-                         struct engine_ids *ids) {
+/* How a probe is rendered: by the engine, or by a template's source alone. */
+struct turns_renderer {
+    const struct engine *engine; /* NULL: by the source */
+    const char *source;
+    struct arena arena;
+};
+
+/* Renders a chat, written in JSON. Returns its size, in tokens or bytes; 0: it is refused. */
+static size_t render_turns(struct turns_renderer *renderer, const char *chat) {
     struct fault fault;
+    struct engine_ids ids = {0};
+    const char *text = "";
     cJSON *context = cJSON_Parse(chat);
     const struct engine_chat plain = {.context = context, .longest = INT_MAX};
-    const bool rendered = context && !engine_render_chat(engine, &plain, arena, ids, &fault);
+    bool rendered = context != NULL;
+    if (rendered && renderer->engine)
+        rendered = !engine_render_chat(renderer->engine, &plain, &renderer->arena, &ids, &fault);
+    else if (rendered)
+        rendered =
+            !engine_render_template(renderer->source, context, &renderer->arena, &text, &fault);
     cJSON_Delete(context);
-    return rendered;
+    if (!rendered) return 0;
+    return renderer->engine ? ids.count : strlen(text);
 }
 
-#define CHAT(messages)   "{\"messages\":[" messages "]}"
+#define CHAT(messages)                                                                             \
+    "{\"messages\":[" messages "],\"add_generation_prompt\":false,\"bos_token\":\"\","             \
+    "\"eos_token\":\"\"}"
 #define TURN(role, text) "{\"role\":\"" role "\",\"content\":\"" text "\"}"
+#define HELLO            TURN("user", "hello")
+#define ANSWER           TURN("assistant", "good day")
+/* Mistral's templates take no ids of another length. */
+#define CALLED                                                                                     \
+    "{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{\"id\":\"abcdefghi\",\"type\":"     \
+    "\"function\",\"function\":{\"name\":\"look\",\"arguments\":{}}}]},"                           \
+    "{\"role\":\"tool\",\"tool_call_id\":\"abcdefghi\",\"name\":\"look\",\"content\":\"rain\"}"
+
+/* Returns whether the template takes both chats, and shows what differs between them. */
+static bool shows_difference(struct turns_renderer *renderer, const char *with,
+                             const char *without) {
+    const size_t size = render_turns(renderer, with), other = render_turns(renderer, without);
+    return size && other && size != other;
+}
+
+static struct oai_turns probe_turns(struct turns_renderer *renderer) {
+    struct oai_turns turns = {0};
+    arena_open(&renderer->arena, PROBE_BYTES_MAX);
+    turns.has_system = shows_difference(renderer, CHAT(TURN("system", "word") "," HELLO),
+                                        CHAT(TURN("system", "") "," HELLO));
+    turns.alternate =
+        render_turns(renderer, CHAT(HELLO)) && !render_turns(renderer, CHAT(HELLO "," HELLO));
+    if (turns.alternate) {
+        turns.system_between =
+            shows_difference(renderer, CHAT(HELLO "," TURN("system", "word") "," HELLO),
+                             CHAT(HELLO "," TURN("system", "") "," HELLO));
+        turns.results_last = render_turns(renderer, CHAT(HELLO "," CALLED "," ANSWER)) &&
+                             !render_turns(renderer, CHAT(HELLO "," CALLED "," HELLO "," ANSWER));
+    }
+    arena_close(&renderer->arena);
+    return turns;
+}
 
 struct oai_turns oai_find_turns(const struct engine *engine) {
-    static const char word[] = CHAT(TURN("system", "word") "," TURN("user", "hello"));
-    static const char none[] = CHAT(TURN("system", "") "," TURN("user", "hello"));
-    static const char one[] = CHAT(TURN("user", "hello"));
-    static const char two[] = CHAT(TURN("user", "hello") "," TURN("user", "hello"));
-    struct engine_ids ids[2] = {{0}}, other;
-    struct oai_turns turns = {0};
-    struct arena arena;
-    if (!engine_info(engine)->has_chat_template) return turns;
-    arena_open(&arena, PROBE_BYTES_MAX);
-    turns.has_system = render_turns(engine, word, &arena, &ids[0]) &&
-                       render_turns(engine, none, &arena, &ids[1]) && ids[0].count != ids[1].count;
-    turns.alternate =
-        render_turns(engine, one, &arena, &other) && !render_turns(engine, two, &arena, &other);
-    arena_close(&arena);
-    return turns;
+    if (!engine_info(engine)->has_chat_template) return (struct oai_turns){0};
+    return probe_turns(&(struct turns_renderer){.engine = engine});
+}
+
+struct oai_turns oai_turns_of(const char *chat_template) {
+    if (!chat_template) return (struct oai_turns){0};
+    return probe_turns(&(struct turns_renderer){.source = chat_template});
 }

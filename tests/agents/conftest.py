@@ -63,19 +63,13 @@ SMOLLM2 = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou are a helpful AI "
     "assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + "
     "message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
-# A template that refuses what Gemma 2's refuses: turns alternate, and there are no messages of the system.
-GEMMA = (
-    "{% for m in messages %}{% if m.role == 'system' or (m.role == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
-    "<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content | trim }}<end_of_turn>\n{% endfor %}"
-    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}")
-PUBLISHED = ROOT / "tests/data/jinja/templates"
+TEMPLATES = ROOT / "tests/data/jinja"
 # Chat templates of models, and how these write calls. Qwen2.5-Coder has the template of Qwen2.5.
 MODELS = {"hermes": (None, call),
           "SmolLM2": (SMOLLM2, call),
-          "Gemma 2": (GEMMA, call),
-          "Gemma 4": ((PUBLISHED / "google-gemma-4-31B-it.jinja").read_text(), gemma_call),
-          "Qwen2.5-Coder": ((PUBLISHED / "Qwen-Qwen2.5-7B-Instruct.jinja").read_text(), bare_call)}
+          "Gemma 2": ((TEMPLATES / "no_system.jinja").read_text(), call),
+          "Gemma 4": ((TEMPLATES / "templates/google-gemma-4-31B-it.jinja").read_text(), gemma_call),
+          "Qwen2.5-Coder": ((TEMPLATES / "templates/Qwen-Qwen2.5-7B-Instruct.jinja").read_text(), bare_call)}
 
 
 def serve_flags():

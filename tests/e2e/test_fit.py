@@ -99,6 +99,15 @@ def test_a_chat_that_the_template_refuses_is_plain_text(small, tmp_path):
     assert "no chat template for 1 of the chats" in run.stderr
 
 
+def test_chats_become_turns_that_the_template_takes(small, tmp_path):
+    """As the server joins them."""
+    chats = write_chats(tmp_path / "chats.jsonl", 3, role="system")
+    run = keepd("fit", small, "--chats", chats, "--chat-template", ROOT / "tests/data/jinja/no_system.jinja", "--out", tmp_path / "g.safetensors",
+                *SHORT)
+    assert run.returncode == 0, run.stderr
+    assert "plain text" not in run.stderr and re.search(r"^\d+ texts", run.stderr, re.M)
+
+
 def test_chats_that_are_none(tmp_path):
     (tmp_path / "chats.jsonl").write_text('{"messages": [{"role": "user", "content": "Hello!"}]}\n\n{"messages": "Hello!"}\n')
     run = keepd("fit", MODEL, "--chats", tmp_path / "chats.jsonl", "--out", tmp_path / "g.safetensors")

@@ -1,4 +1,4 @@
-/* Chats for the fit: what their pictures may take. */
+/* Chats for the fit: what their pictures may take, and turns that a template refuses. */
 #include <criterion/criterion.h>
 #include <string.h>
 
@@ -16,15 +16,15 @@ int __wrap_picture_read(const void *data, size_t size, int64_t deadline, struct 
     return 0;
 }
 
-static const struct picture_form square = {
-    .kind = PICTURE_STRETCHED,
-    .filter = PICTURE_BILINEAR,
-    .token_edge = 16,
-    .tile_tokens_max = 16,
-    .tile_edge = 64,
-    .rescale = 1.0 / 255,
-    .deviation = {1, 1, 1},
-};
+static const struct fit_form square = {.pictures = {
+                                           .kind = PICTURE_STRETCHED,
+                                           .filter = PICTURE_BILINEAR,
+                                           .token_edge = 16,
+                                           .tile_tokens_max = 16,
+                                           .tile_edge = 64,
+                                           .rescale = 1.0 / 255,
+                                           .deviation = {1, 1, 1},
+                                       }};
 static const int64_t square_bytes = 3 * 64 * 64;
 
 #define CHAT                                                                                       \
@@ -50,4 +50,24 @@ Test(fit_chats, pictures_of_all_chats_share_one_bound) {
     cr_expect_eq(chats.picture_count, 0);
     cr_expect_eq(atomic_load(&prepared_bytes), PICTURE_MEMORY_MAX - 2 * square_bytes + 1);
     atomic_store(&prepared_bytes, 0);
+}
+
+/* As the server does. */
+Test(fit_chats, messages_become_the_turns_that_the_template_takes) {
+    static const char chat[] = "{\"messages\":[{\"role\":\"system\",\"content\":\"Be brief.\"},"
+                               "{\"role\":\"user\",\"content\":\"hi\"}]}\n";
+    static const char template[] =
+        "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('turns must alternate') }}{% endif %}{{ m.content }}{% endfor %}";
+    const struct fit_form form = {.turns = oai_turns_of(template)}, plain = {.turns = {0}};
+    struct fit_chats chats;
+    struct fault fault = {0};
+    cr_assert_eq(fit_read_chats(chat, strlen(chat), &form, &chats, &fault), 0, "%s", fault.text);
+    cr_expect(strstr(chats.lines.data, "[{\"role\":\"user\",\"content\":\"Be brief.\\n\\nhi\"}]"),
+              "%s", chats.lines.data);
+    fit_chats_close(&chats);
+    cr_assert_eq(fit_read_chats(chat, strlen(chat), &plain, &chats, &fault), 0, "%s", fault.text);
+    cr_expect(strstr(chats.lines.data, "{\"role\":\"system\",\"content\":\"Be brief.\"}"), "%s",
+              chats.lines.data);
+    fit_chats_close(&chats);
 }

@@ -200,23 +200,38 @@ Test(oai_tools, forms_whose_marks_end_answers_are_not_used) {
     }
 }
 
-/* Mistral's template refuses two turns of the user in a row, Qwen's takes them. */
+static struct engine *open_with_template(const char *path) {
+    const struct engine_options options = {
+        .model_dir = "fake", .kv_policy = "full", .chat_template = path};
+    struct engine *engine;
+    struct fault fault;
+    cr_assert_eq(engine_open(&options, &engine, &fault), 0, "%s", fault.text);
+    return engine;
+}
+
 Test(oai_tools, turns_that_a_template_takes) {
     static const struct {
         const char *template;
-        bool alternate;
-    } cases[] = {{"mistralai-Mistral-Nemo-Instruct-2407", true},
-                 {"Qwen-Qwen2.5-7B-Instruct", false}};
-    for (int i = 0; i < 2; i++) {
+        struct oai_turns turns;
+    } cases[] = {
+        {"no_system", {.alternate = true}},
+        {"templates/Mistral-Small-3.2-24B-Instruct-2506",
+         {.has_system = true, .alternate = true, .system_between = true, .results_last = true}},
+        {"templates/mistralai-Ministral-3-14B-Reasoning-2512",
+         {.has_system = true, .alternate = true, .results_last = true}},
+        {"templates/mistralai-Mistral-Nemo-Instruct-2407",
+         {.has_system = true, .alternate = true, .results_last = true}},
+        {"templates/Qwen-Qwen2.5-7B-Instruct", {.has_system = true}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char path[512];
-        struct engine *engine;
-        struct fault fault;
-        snprintf(path, sizeof path, HERE "templates/%s.jinja", cases[i].template);
-        struct engine_options options = {
-            .model_dir = "fake", .kv_policy = "full", .chat_template = path};
-        cr_assert_eq(engine_open(&options, &engine, &fault), 0, "%s", fault.text);
-        const struct oai_turns turns = oai_find_turns(engine);
-        cr_expect(turns.has_system && turns.alternate == cases[i].alternate, "%s", path);
+        snprintf(path, sizeof path, HERE "%s.jinja", cases[i].template);
+        struct engine *engine = open_with_template(path);
+        const struct oai_turns turns = oai_find_turns(engine), *expected = &cases[i].turns;
+        cr_expect_eq(turns.has_system, expected->has_system, "%s", path);
+        cr_expect_eq(turns.alternate, expected->alternate, "%s", path);
+        cr_expect_eq(turns.system_between, expected->system_between, "%s", path);
+        cr_expect_eq(turns.results_last, expected->results_last, "%s", path);
         engine_close(engine);
     }
 }
@@ -298,22 +313,168 @@ static void check_joined(const char *messages, struct oai_turns turns, const cha
     case_close(&c);
 }
 
+#define BRIEF           "{\"role\":\"system\",\"content\":\"Be brief.\"}"
+#define YES             "{\"role\":\"assistant\",\"content\":\"yes\"}"
+#define USER_SAYS(text) "{\"role\":\"user\",\"content\":\"" text "\"}"
+
 Test(oai_tools, turns_of_the_user_are_joined) {
-#define BRIEF "{\"role\":\"system\",\"content\":\"Be brief.\"}"
-#define YES   "{\"role\":\"assistant\",\"content\":\"yes\"}"
-#define ALL   BRIEF "," HI "," HI "," YES "," BRIEF "," HI
+#define ALL BRIEF "," HI "," HI "," YES "," BRIEF "," HI
     check_joined(ALL, (struct oai_turns){.has_system = true}, "[" ALL "]");
     check_joined(ALL, (struct oai_turns){.has_system = true, .alternate = true},
-                 "[" BRIEF ",{\"role\":\"user\",\"content\":\"hi\\n\\nhi\"}," YES
-                 ",{\"role\":\"user\",\"content\":\"Be brief.\\n\\nhi\"}]");
+                 "[" BRIEF "," USER_SAYS("hi\\n\\nhi") "," YES
+                                                       "," USER_SAYS("Be brief.\\n\\nhi") "]");
     check_joined(ALL, (struct oai_turns){.alternate = true},
-                 "[{\"role\":\"user\",\"content\":\"Be brief.\\n\\nhi\\n\\nhi\"}," YES
-                 ",{\"role\":\"user\",\"content\":\"Be brief.\\n\\nhi\"}]");
+                 "[" USER_SAYS("Be brief.\\n\\nhi\\n\\nhi") "," YES
+                                                            "," USER_SAYS("Be brief.\\n\\nhi") "]");
+#undef ALL
+}
+
+static bool takes(const struct engine *engine, const cJSON *context) {
+    const struct engine_chat chat = {.context = context, .longest = 1 << 20};
+    struct arena arena;
+    struct engine_ids ids;
+    struct fault fault;
+    arena_open(&arena, 1 << 20);
+    const bool taken = engine_render_chat(engine, &chat, &arena, &ids, &fault) == 0;
+    arena_close(&arena);
+    return taken;
+}
+
+/* A published template gets a chat with these messages, and takes it. */
+static void check_taken(const char *template, const char *messages, const char *expected) {
+    char path[512];
+    struct buf body;
+    snprintf(path, sizeof path, HERE "templates/%s.jinja", template);
+    struct engine *engine = open_with_template(path);
+    check_joined(messages, oai_find_turns(engine), expected);
+    buf_open(&body, 1 << 16);
+    buf_fmt(&body, "{\"messages\":%s}", expected);
+    cJSON *context = cJSON_Parse(body.data);
+    cr_expect(takes(engine, context), "%s: %s", template, expected);
+    cJSON_Delete(context);
+    buf_close(&body);
+    engine_close(engine);
+}
+
+/* Mistral Small counts a later message of the system as an answer. */
+Test(oai_tools, a_template_gets_the_messages_of_the_system_that_it_takes) {
+    static const char small[] = "Mistral-Small-3.2-24B-Instruct-2506";
+    static const char nemo[] = "mistralai-Mistral-Nemo-Instruct-2407";
+    static const char folded[] = "[" USER_SAYS("hi\\n\\nBe brief.\\n\\nhi") "]";
+#define LATER HI "," BRIEF "," HI
+    check_taken(small, LATER, "[" LATER "]");
+    check_taken(small, BRIEF "," LATER, "[" BRIEF "," LATER "]");
+    check_taken(small, BRIEF "," HI "," BRIEF, "[" BRIEF "," HI "," BRIEF "]");
+    check_taken(nemo, LATER, folded);
+    check_taken(small, HI "," YES "," BRIEF "," HI,
+                "[" HI "," YES "," USER_SAYS("Be brief.\\n\\nhi") "]");
+    check_taken(small, HI "," BRIEF "," YES, "[" USER_SAYS("hi\\n\\nBe brief.") "," YES "]");
+    check_taken(small, HI "," BRIEF "," BRIEF "," HI,
+                "[" USER_SAYS("hi\\n\\nBe brief.") "," BRIEF "," HI "]");
+#undef LATER
+}
+
+#define CALLS                                                                                      \
+    "{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{\"id\":\"abcdefghi\",\"type\":"     \
+    "\"function\",\"function\":{\"name\":\"f\",\"arguments\":{}}}]}"
+#define RESULT(text) "{\"role\":\"tool\",\"content\":\"" text "\",\"tool_call_id\":\"abcdefghi\"}"
+
+/* Templates that skip results where they count turns see text behind a result as a second turn. */
+Test(oai_tools, text_behind_a_result_is_part_of_it) {
+    static const char *const templates[] = {"Mistral-Small-3.2-24B-Instruct-2506",
+                                            "mistralai-Ministral-3-14B-Reasoning-2512",
+                                            "mistralai-Mistral-Nemo-Instruct-2407"};
+#define BEFORE HI "," CALLS "," RESULT("7") ","
+    for (size_t i = 0; i < sizeof templates / sizeof *templates; i++) {
+        check_taken(templates[i], BEFORE RESULT("8") "," HI "," HI "," YES "," HI,
+                    "[" BEFORE RESULT("8\\n\\nhi\\n\\nhi") "," YES "," HI "]");
+        check_taken(templates[i], BEFORE YES "," HI, "[" BEFORE YES "," HI "]");
+        check_taken(templates[i], HI "," CALLS "," RESULT("") "," HI,
+                    "[" HI "," CALLS "," RESULT("hi") "]");
+    }
+    check_taken(templates[0], BEFORE BRIEF "," HI, "[" BEFORE BRIEF "," HI "]");
+    check_taken(templates[1], BEFORE BRIEF "," HI,
+                "[" HI "," CALLS "," RESULT("7\\n\\nBe brief.\\n\\nhi") "]");
+    check_taken("Qwen-Qwen2.5-7B-Instruct", BEFORE HI, "[" BEFORE HI "]");
+#undef BEFORE
+}
+
+/* Returns whether the template takes the chat, which then stays as it is. */
+static bool check_untouched(const struct engine *engine, const struct oai_turns *turns,
+                            const char *body) {
+    cJSON *context = cJSON_Parse(body), *joined = cJSON_Duplicate(context, true);
+    const bool taken = takes(engine, context);
+    cr_assert(oai_join_turns(cJSON_GetObjectItem(joined, "messages"), turns, false));
+    cr_expect(!taken || cJSON_Compare(context, joined, true), "%s", body);
+    cJSON_Delete(context);
+    cJSON_Delete(joined);
+    return taken;
+}
+
+/* Chats of every order, up to four parts long. */
+Test(oai_tools, a_chat_that_a_template_takes_stays_as_it_is) {
+    static const char *const parts[] = {HI, YES, BRIEF, CALLS "," RESULT("7")};
+    static const char *const templates[] = {"templates/Mistral-Small-3.2-24B-Instruct-2506",
+                                            "templates/mistralai-Ministral-3-14B-Reasoning-2512",
+                                            "templates/mistralai-Mistral-Nemo-Instruct-2407",
+                                            "no_system"};
+    for (size_t t = 0; t < sizeof templates / sizeof *templates; t++) {
+        char path[512];
+        int taken = 0;
+        snprintf(path, sizeof path, HERE "%s.jinja", templates[t]);
+        struct engine *engine = open_with_template(path);
+        const struct oai_turns turns = oai_find_turns(engine);
+        for (int code = 4; code < 4 * 4 * 4 * 4 * 4; code++) { /* a digit for each part */
+            struct buf body;
+            buf_open(&body, 1 << 16);
+            buf_str(&body, "{\"messages\":[");
+            for (int rest = code; rest >= 4; rest /= 4)
+                buf_fmt(&body, "%s%s", rest == code ? "" : ",", parts[rest % 4]);
+            buf_str(&body, "]}");
+            taken += check_untouched(engine, &turns, body.data);
+            buf_close(&body);
+        }
+        cr_expect_gt(taken, 0, "%s", path);
+        engine_close(engine);
+    }
+}
+#undef CALLS
+#undef RESULT
+#undef USER_SAYS
 #undef BRIEF
 #undef YES
-#undef ALL
 #undef F
 #undef HI
+
+/* An echo has the client's own text, without what joins it to other messages. */
+static void check_echo(const char *messages, const struct oai_rules *rules, const char *expected) {
+    struct oai_case c;
+    struct buf body;
+    case_open(&c);
+    c.rules.turns = rules->turns;
+    c.rules.tools = rules->tools;
+    buf_open(&body, 1 << 16);
+    buf_fmt(&body,
+            "{\"messages\":[%s],\"echo\":true,\"continue_final_message\":true,\"tools\":"
+            "[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]}",
+            messages);
+    cr_assert_eq(case_parse(&c, &oai_chat, body.data), 0, "%s", c.error.message);
+    cr_expect_eq(c.request.echo_size, strlen(expected));
+    cr_expect_str_eq(c.request.echo_text, expected);
+    buf_close(&body);
+    case_close(&c);
+}
+
+Test(oai_tools, an_echo_is_the_last_message_alone) {
+#define A "{\"role\":\"user\",\"content\":\"a\"}"
+#define B "{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"b\"}]}"
+    struct oai_rules rules = {.turns = {.alternate = true},
+                              .tools = {.form = &tool_forms[TOOL_FORMAT_HERMES]}};
+    check_echo(A "," B, &rules, "b");
+    rules.tools.generic = true;
+    check_echo(B, &rules, "b");
+#undef A
+#undef B
 }
 
 /* Parses a chat whose model writes calls in a form, and compiles its constraint. The caller closes
