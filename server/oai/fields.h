@@ -134,8 +134,8 @@ int oai_read_model(struct oai_reader *r, const char *field);
 /* Read prompts: `messages`, or `prompt`, which is a string, a list of ids and strings, or a list of
  * such prompts (parse.c). */
 int oai_read_messages(struct oai_reader *r);
-/* Its two steps: the context with the client's messages, which then become those that the template
- * takes. */
+/* Both steps of it: the context with the client's messages, which then become those that the
+ * template takes. */
 int oai_open_messages(struct oai_reader *r);
 int oai_adapt_messages(struct oai_reader *r);
 int oai_read_prompts(struct oai_reader *r);
