@@ -29,7 +29,7 @@ import scenes  # noqa: E402
 TASKS = {"at once": 0, "after talk": 1000}  # tokens of other talk behind the picture
 QUESTIONS = 4
 ANSWER = 14  # tokens of the longest answer, with its end
-ROOM = 32    # tokens of a question and its answer, for which nothing is evicted
+ROOM = 36    # tokens of a question and its answer, for which nothing is evicted
 
 
 def arguments():
