@@ -36,7 +36,7 @@ VISION = dict(hidden_size=128, num_hidden_layers=4, num_attention_heads=4, inter
               num_channels=3, hidden_act="gelu_pytorch_tanh", layer_norm_eps=1e-6)
 MERGE = 2
 STAGES = (256, 512, 1024)
-FORM = 2  # of checkpoints
+FORM = 2  # The number of the form in which checkpoints are written
 COUNTERS = ("looked", "looked_s", "step", "used_s", "stage")
 
 
