@@ -18,7 +18,8 @@
 #define ALWAYS         "keepd always does so"
 #define NO_SAMPLER     "leave it out: keepd has no such sampler"
 #define NO_VECTORS     "merge the vector into the model: keepd loads none"
-#define NO_IMAGES      "leave it out: keepd reads no images"
+#define ENCODER        "use --mmproj FILE"
+#define SEES           "a model sees pictures where it has an encoder (--mmproj)"
 #define EMBEDDINGS     "leave it out: /v1/embeddings and /v1/rerank need no option"
 #define ALL_TASKS      "each route is served that the model has"
 #define DRAFTS         "keepd guesses tokens from the text and by --draft-model (--speculate)"
@@ -53,8 +54,8 @@ static const struct foreign rows[] = {
     NOTHING("--jinja", FLAG, ALWAYS), NOTHING("--no-jinja", FLAG, "there is one template engine"), NOTHING("--special", FLAG, "requests say it: skip_special_tokens"),
     SAME("--lora-modules", "lora"), SAME("--lora-paths", "lora"), NOTHING("--enable-lora", FLAG, "--lora turns them on"), NOTHING("--max-lora-rank", ONE, "adapters of ranks up to 512 are served"), NOTHING("--max-cpu-loras", ONE, "--max-loras bounds them"), NOTHING("--fully-sharded-loras", FLAG, ALWAYS),
     INSTEAD("--lora-scaled", "use --lora; a request cannot scale an adapter"), INSTEAD("--control-vector*", NO_VECTORS),
-    INSTEAD("-mm", NO_IMAGES), INSTEAD("--mmproj*", NO_IMAGES), INSTEAD("-mmu", NO_IMAGES), INSTEAD("--image-*", NO_IMAGES), INSTEAD("--enable-multimodal", NO_IMAGES),
-    NOTHING("--no-mmproj", FLAG, "keepd reads no images"), NOTHING("--limit-mm-per-prompt", ONE, "keepd reads no images"), NOTHING("--language-model-only", FLAG, "keepd reads no images"),
+    SAME("-mm", "mmproj"), INSTEAD("--mmproj-*", ENCODER), INSTEAD("-mmu", ENCODER), INSTEAD("--image-*", "leave it out: the model's files say how pictures are read"), NOTHING("--enable-multimodal", FLAG, SEES),
+    NOTHING("--no-mmproj", FLAG, SEES), NOTHING("--limit-mm-per-prompt", ONE, "--max-body-bytes and --max-model-len bound pictures"), NOTHING("--language-model-only", FLAG, SEES),
     INSTEAD("--embedding*", EMBEDDINGS), INSTEAD("--rerank*", EMBEDDINGS), INSTEAD("--is-embedding", EMBEDDINGS),
     SAME("-md", "draft-model"), SAME("--model-draft", "draft-model"), SAME("--spec-draft-model", "draft-model"), SAME("--speculative-draft-model-path", "draft-model"), SAME("--speculative-draft-model", "draft-model"),
     INSTEAD("--draft*", DRAFTS ": leave it out"), INSTEAD("--spec-*", DRAFTS ": leave it out"), NOTHING("--speculative-*", ONE, DRAFTS),
@@ -106,7 +107,7 @@ static const struct foreign rows[] = {
     SAME("-s", "seed"), SAME("--random-seed", "seed"), SAME("--temp", "temperature"), SAME("--repeat-penalty", "repetition-penalty"),
     INSTEAD("--presence-penalty", IN_REQUESTS), INSTEAD("--frequency-penalty", IN_REQUESTS), INSTEAD("--ignore-eos", IN_REQUESTS), INSTEAD("-l", IN_REQUESTS), INSTEAD("--logit-bias", IN_REQUESTS),
     INSTEAD("--grammar*", IN_REQUESTS), INSTEAD("-j", IN_REQUESTS), INSTEAD("--json-schema*", IN_REQUESTS), INSTEAD("--samplers", NO_SAMPLER), INSTEAD("--sampling-seq", NO_SAMPLER),
-    INSTEAD("--top-n*", NO_SAMPLER), INSTEAD("--xtc-*", NO_SAMPLER), INSTEAD("--typical*", NO_SAMPLER), INSTEAD("--dry-*", IN_REQUESTS), INSTEAD("--dynatemp-*", NO_SAMPLER), INSTEAD("--mirostat*", NO_SAMPLER), INSTEAD("--adaptive-*", NO_SAMPLER),
+    INSTEAD("--top-n*", NO_SAMPLER), INSTEAD("--xtc-*", IN_REQUESTS), INSTEAD("--typical*", NO_SAMPLER), INSTEAD("--dry-*", IN_REQUESTS), INSTEAD("--dynatemp-*", NO_SAMPLER), INSTEAD("--mirostat*", NO_SAMPLER), INSTEAD("--adaptive-*", NO_SAMPLER),
     INSTEAD("--repeat-last-n", NO_SAMPLER), INSTEAD("--generation-config", "use --temperature, --top-p, --top-k, --min-p and --repetition-penalty"),
     INSTEAD("--override-generation-config", "use --temperature, --top-p, --top-k, --min-p and --repetition-penalty"), INSTEAD("--sampling-defaults", "use --temperature, --top-p, --top-k, --min-p and --repetition-penalty"),
     INSTEAD("--reasoning-budget", IN_REQUESTS), INSTEAD("-rea", IN_REQUESTS), INSTEAD("--reasoning", IN_REQUESTS), INSTEAD("--reasoning-effort", IN_REQUESTS),
@@ -118,7 +119,7 @@ static const struct foreign rows[] = {
     INSTEAD("--ssl-ca-certs", "leave it out: keepd asks clients for keys, not for certificates"), INSTEAD("--allowed-origins", "use --cors-origin, once for each origin"), INSTEAD("--cors-*", "use --cors-origin, once for each origin"),
     INSTEAD("--root-path", "have the proxy take the prefix off"), INSTEAD("--api-prefix", "have the proxy take the prefix off"), INSTEAD("--fastapi-root-path", "have the proxy take the prefix off"),
     INSTEAD("-to", "use --request-timeout SECONDS"), INSTEAD("--timeout", "use --request-timeout SECONDS"), INSTEAD("--reuse-port", "start each daemon on its own port, behind a proxy"),
-    INSTEAD("--path", "serve files with a web server"), SET("--no-webui", "no-ui", "true"), NOTHING("--webui", FLAG, ALWAYS), NOTHING("--ui", FLAG, ALWAYS),
+    INSTEAD("--path", "serve files with a web server"), SET("--no-webui", "no-ui", "true"), SET("--enable-force-include-usage", "force-include-usage", "true"), NOTHING("--webui", FLAG, ALWAYS), NOTHING("--ui", FLAG, ALWAYS),
     NOTHING("--metrics", FLAG, ALWAYS), NOTHING("--enable-metrics", FLAG, ALWAYS), NOTHING("--slots", FLAG, ALWAYS), NOTHING("--no-slots", FLAG, "requests that read state need the API key"), NOTHING("--props", FLAG, "GET /props is always there"),
     NOTHING("--enable-cache-report", FLAG, ALWAYS), NOTHING("--enable-prompt-tokens-details", FLAG, ALWAYS), NOTHING("--enable-server-load-tracking", FLAG, ALWAYS), NOTHING("--sse-ping-interval", ONE, "streams without events get a comment every 15 s"),
     SAME("--otlp-traces-endpoint", "otlp-endpoint"), NOTHING("--enable-trace", FLAG, "--otlp-endpoint URL sends traces"), NOTHING("--api-server-count", ONE, "one thread serves all connections"), NOTHING("--disable-frontend-multiprocessing", FLAG, "there is one process"),

@@ -124,6 +124,9 @@ const struct option config_options[] = {
      "Maximum size of a request body."},
     {"strict-params", FLAG, AT(server.strict_params), 0, 0, "false", NULL, 0,
      "Reject requests with unknown fields instead of ignoring the fields."},
+    {"force-include-usage", FLAG, AT(server.include_usage), 0, 0, "false", NULL, 0,
+     "End every stream in OpenAI's form with its usage, as if requests had asked for it with "
+     "stream_options.include_usage: for gateways that count tokens."},
     {"no-ui", FLAG, AT(server.no_ui), 0, 0, "false", NULL, 0,
      "Do not serve the page at /, on which people chat and see what the cache keeps."},
     {"otlp-endpoint", TEXT, AT(server.otlp_endpoint), 1, 0, NULL, "URL", 0,

@@ -125,6 +125,7 @@ static void set_rules(struct served_model *model) {
     rules->repetition_count = options->repetition_count;
     rules->seed = options->seed;
     rules->strict = server->strict_params;
+    rules->include_usage = server->include_usage;
     rules->fetches = server->image_hosts.count > 0;
     rules->body_bytes = server->max_body_bytes;
     rules->records = model->server->records;

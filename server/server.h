@@ -78,6 +78,7 @@ struct server_options {
     int max_connections_per_client; /* 0 = any */
     int64_t max_queue_tokens;       /* prompt tokens that may wait; 0 = any */
     bool strict_params;
+    bool include_usage;        /* in every stream in OpenAI's form */
     bool no_ui;                /* nothing is served at / */
     const char *otlp_endpoint; /* see server/otlp.h; NULL = no spans */
     struct server_timeouts timeouts;

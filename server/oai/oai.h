@@ -127,6 +127,7 @@ struct oai_rules {
     int64_t seed;           /* the seed of requests without one; -1 = random */
     bool strict;            /* unknown fields are refused */
     bool fetches;           /* pictures may have http(s) addresses */
+    bool include_usage;     /* streams have the usage, whether asked for or not */
     size_t body_bytes;
     struct engine *engine;  /* for texts in fields that stand for tokens, and for adapters */
     struct oai_think think; /* both -1: answers are not split */

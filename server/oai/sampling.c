@@ -510,16 +510,17 @@ static int read_stream(struct oai_reader *r) {
         return oai_refuse(r->error, 400, "unsupported_parameter", "prompt_logprobs",
                           "Unsupported value for 'prompt_logprobs': not available when 'stream' is "
                           "true.");
-    if (!options) return 0;
-    if (!out->stream) return oai_invalid(r, "stream_options", "only allowed when 'stream' is true");
-    return oai_get_bool(r, "stream_options", options, "include_usage", &out->include_usage) ||
-                   oai_get_bool(r, "stream_options", options, "continuous_usage_stats",
-                                &out->continuous_usage) ||
-                   oai_get_bool(r, "stream_options", options, "include_progress",
-                                &out->include_progress) ||
-                   oai_get_bool(r, "stream_options", options, "include_kv", &out->sampling.kv.live)
-               ? -1
-               : 0;
+    if (options && !out->stream)
+        return oai_invalid(r, "stream_options", "only allowed when 'stream' is true");
+    if (options &&
+        (oai_get_bool(r, "stream_options", options, "include_usage", &out->include_usage) ||
+         oai_get_bool(r, "stream_options", options, "continuous_usage_stats",
+                      &out->continuous_usage) ||
+         oai_get_bool(r, "stream_options", options, "include_progress", &out->include_progress) ||
+         oai_get_bool(r, "stream_options", options, "include_kv", &out->sampling.kv.live)))
+        return -1;
+    out->include_usage = out->include_usage || r->rules->include_usage;
+    return 0;
 }
 
 int oai_read_sampling(struct oai_reader *r) {

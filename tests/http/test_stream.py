@@ -55,6 +55,16 @@ def test_chat_bytes_with_usage(shared, fake):
     assert lines[-2:] == [b"data: [DONE]", b""]
 
 
+def test_usage_in_every_stream(start):
+    daemon = start("--force-include-usage")
+    for path, body in ((CHAT, chat_body("a")), (TEXT, {"model": MODEL, "prompt": "ab", "max_tokens": 2})):
+        for options in ({}, {"stream_options": {"include_usage": False}}):
+            chunks = [json.loads(event) for event in events(streamed(daemon, {**body, "stream": True, **options}, path))[:-1]]
+            assert [chunk["usage"] for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+            assert chunks[-1]["choices"] == [] and chunks[-1]["usage"]["completion_tokens"] > 0
+    assert "usage" in daemon.chat("a").json()
+
+
 def test_completion_bytes(shared, fake):
     r = streamed(shared, {"model": MODEL, "prompt": "ab", "temperature": 0, "max_tokens": 2, "logprobs": 0}, TEXT)
     begin = head(b"text_completion")
