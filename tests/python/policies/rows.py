@@ -8,6 +8,8 @@ import numpy as np
 
 LEVELS = np.array([6, 18, 31, 44, 58, 75, 96, 127])
 LEVELS = np.concatenate([-LEVELS[::-1], LEVELS])
+# The level nearest to each whole number from -127 to 127; ties: the greater.
+NEAREST = LEVELS[15 - np.argmin(np.abs(np.arange(-127, 128)[:, None] - LEVELS[::-1]), axis=-1)].astype(np.float32)
 
 
 def block_of(dim):
@@ -52,10 +54,11 @@ def round_q8(x):
 
 def running(a, b):
     """Products, in sixteen running sums over i mod 16, added from the first to the last."""
-    products, sums = a * b, np.zeros((*a.shape[:-1], 16), np.float32)
-    for i in range(a.shape[-1]):
-        sums[..., i % 16] += products[..., i]
-    total = np.zeros(a.shape[:-1], np.float32)
+    products = a * b
+    sums, total = np.zeros((*products.shape[:-1], 16), np.float32), np.zeros(products.shape[:-1], np.float32)
+    for i in range(0, products.shape[-1], 16):
+        part = products[..., i:i + 16]
+        sums[..., :part.shape[-1]] += part
     for i in range(16):
         total = total + sums[..., i]
     return total
@@ -63,8 +66,7 @@ def running(a, b):
 
 def nearest(x, factor):
     """The level nearest to the whole number nearest to x / factor; ties: the greater."""
-    off = np.abs(whole(x, factor)[..., None] - LEVELS)
-    return LEVELS[15 - np.argmin(off[..., ::-1], axis=-1)].astype(np.float32)
+    return NEAREST[whole(x, factor).astype(np.int64) + 127]
 
 
 def round_q4(x):
