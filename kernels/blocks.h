@@ -23,7 +23,7 @@
 extern "C" {
 #endif
 
-#include "kernels/kern.h"
+#include "kernels/kern_weights.h"
 
 /* n of the codes 0 to 15 in IQ4_NL and IQ4_XS (ggml). */
 #define BLOCK_IQ4 -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113

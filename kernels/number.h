@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "kernels/kern.h"
+#include "kernels/kern_types.h"
 
 static inline float number_from_bits(uint32_t bits) {
     float x;

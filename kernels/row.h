@@ -32,7 +32,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "kernels/kern.h"
+#include "kernels/kern_types.h"
 
 #define ROW_STEP    32
 #define ROW_DIM_MAX 512 /* largest head size: products with 16-bit queries then fit in 32 bits */

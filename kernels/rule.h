@@ -3,7 +3,7 @@
 #ifndef KEEPD_KERNELS_RULE_H
 #define KEEPD_KERNELS_RULE_H
 
-#include "kernels/kern.h"
+#include "kernels/kern_rule.h"
 
 /* Number of queries that the rule observes. */
 static inline int32_t rule_window(const struct kern_rule *rule) {

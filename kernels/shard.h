@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 #include "kernels/comm.h"
-#include "kernels/kern.h"
+#include "kernels/kern_weights.h"
 
 struct shard_heads {
     int heads_q, heads_kv;    /* heads of this rank, whole groups */

@@ -44,7 +44,7 @@
 #include <stdint.h>
 
 #include "base/sha256.h"
-#include "kernels/kern.h"
+#include "kernels/kern_weights.h"
 
 enum packing_kind {
     PACKING_NONE,

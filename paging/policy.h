@@ -9,7 +9,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "kernels/kern.h"
+#include "base/err.h"
+#include "kernels/kern_rule.h"
 
 #define POLICY_NEEDS_GATES 1u
 

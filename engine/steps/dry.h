@@ -19,7 +19,7 @@
 #include <limits.h>
 
 #include "engine/engine_request.h"
-#include "kernels/kern.h"
+#include "kernels/kern_sample.h"
 
 #define DRY_POWERS 64 /* penalties that are computed once */
 

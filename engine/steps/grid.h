@@ -11,7 +11,7 @@
 #define KEEPD_ENGINE_STEPS_GRID_H
 
 #include "engine/engine_pictures.h"
-#include "kernels/kern.h"
+#include "kernels/kern_step.h"
 
 /* How far a sequence's tokens have been looked at. Zeros: not at all. */
 struct grid_cursor {

@@ -4,7 +4,7 @@
 #ifndef KEEPD_ENGINE_STEPS_TALLY_H
 #define KEEPD_ENGINE_STEPS_TALLY_H
 
-#include "kernels/kern.h"
+#include "kernels/kern_sample.h"
 
 struct tally {
     struct kern_seen *list; /* [tokens_max], in the order of the first occurrences; owned */

@@ -1,6 +1,6 @@
 """A method of eviction as parameters of one pipeline, and the table of them.
 
-The names are those of `struct kern_rule` in kernels/kern.h, in small letters, so that the table can
+The names are those of `struct kern_rule` in kernels/kern_rule.h, in small letters, so that the table can
 be compared with the daemon's; the values are from the papers and their code.
 """
 
