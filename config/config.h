@@ -2,7 +2,7 @@
  * environment (KEEPD_KV_BUDGET for --kv-budget) and the configuration file (inih; key = value).
  * Order: flags over environment over file over defaults. The command line also takes the options of
  * other servers (foreign.h), `serve` in front and the model without a name. Only the program
- * (daemon/main.c) includes this.
+ * (daemon/) includes this.
  *
  * Several models. --model may be given several times, --models-dir names a folder of them, and a
  * section of the file names one and has options that apply to this model alone. The options of the

@@ -1,4 +1,4 @@
-/* What one step computes: the batch of new tokens, and the parameters of the operations on its rows
+/* A step of the model: the batch of new tokens, and the parameters of the operations on its rows
  * (adapters, rotation, latent attention, attention). The arrays are the caller's and are valid
  * until the step's end. */
 #ifndef KEEPD_KERNELS_KERN_STEP_H

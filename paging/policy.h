@@ -1,7 +1,7 @@
 /* The policy table: one row for each eviction method. A row has the method's name, its
- * requirements, the parameters that a request may set, and its rule (kernels/kern.h): how entries
- * are observed and scored, how the total is split over layers, which entries compete, which are
- * protected and which are merged. The backend carries the rule out. A method that a rule can
+ * requirements, the parameters that a request may set, and its rule (kernels/kern_rule.h): how
+ * entries are observed and scored, how the total is split over layers, which entries compete, which
+ * are protected and which are merged. The backend carries the rule out. A method that a rule can
  * describe needs only a new row. */
 #ifndef KEEPD_PAGING_POLICY_H
 #define KEEPD_PAGING_POLICY_H
