@@ -54,7 +54,7 @@ static const struct foreign rows[] = {
     NOTHING("--jinja", FLAG, ALWAYS), NOTHING("--no-jinja", FLAG, "there is one template engine"), NOTHING("--special", FLAG, "requests say it: skip_special_tokens"),
     SAME("--lora-modules", "lora"), SAME("--lora-paths", "lora"), NOTHING("--enable-lora", FLAG, "--lora turns them on"), NOTHING("--max-lora-rank", ONE, "adapters of ranks up to 512 are served"), NOTHING("--max-cpu-loras", ONE, "--max-loras bounds them"), NOTHING("--fully-sharded-loras", FLAG, ALWAYS),
     INSTEAD("--lora-scaled", "use --lora; a request cannot scale an adapter"), INSTEAD("--control-vector*", NO_VECTORS),
-    SAME("-mm", "mmproj"), INSTEAD("--mmproj-*", ENCODER), INSTEAD("-mmu", ENCODER), INSTEAD("--image-*", "leave it out: the model's files say how pictures are read"), NOTHING("--enable-multimodal", FLAG, SEES),
+    SAME("-mm", "mmproj"), NOTHING("--mmproj-offload", FLAG, WHOLE_DEVICE), NOTHING("--no-mmproj-offload", FLAG, WHOLE_DEVICE), NOTHING("--mmproj-auto", FLAG, SEES), NOTHING("--no-mmproj-auto", FLAG, SEES), INSTEAD("--mmproj-*", ENCODER), INSTEAD("-mmu", ENCODER), INSTEAD("--image-*", "leave it out: the model's files say how pictures are read"), NOTHING("--enable-multimodal", FLAG, SEES),
     NOTHING("--no-mmproj", FLAG, SEES), NOTHING("--limit-mm-per-prompt", ONE, "--max-body-bytes and --max-model-len bound pictures"), NOTHING("--language-model-only", FLAG, SEES),
     INSTEAD("--embedding*", EMBEDDINGS), INSTEAD("--rerank*", EMBEDDINGS), INSTEAD("--is-embedding", EMBEDDINGS),
     SAME("-md", "draft-model"), SAME("--model-draft", "draft-model"), SAME("--spec-draft-model", "draft-model"), SAME("--speculative-draft-model-path", "draft-model"), SAME("--speculative-draft-model", "draft-model"),

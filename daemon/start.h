@@ -1,8 +1,8 @@
 /* The start of the daemon and of its commands: reading the options, opening an engine, and
  * reporting what is refused.
  *
- * Functions that return an exit status have printed the reason of a failure. Thread: the one that
- * opens the engine, while it is the only one; on_engine_wake is called by the engine's thread. */
+ * Functions that return an exit status have printed the reason of a failure. Thread: the first
+ * one. */
 #ifndef KEEPD_DAEMON_START_H
 #define KEEPD_DAEMON_START_H
 
@@ -49,7 +49,8 @@ int start_refuse_several(const struct config *config, const char *command);
  * those from which *config was loaded. Returns an exit status. */
 int start_take_only_model(struct config *config, const char *command, int argc, char **argv);
 
-/* Opens the engine and shows how far loading is. */
+/* Opens the engine and shows how far loading is. This function and the next one print nothing else:
+ * they return an error, with its reason in *fault. */
 int start_open_engine(const struct engine_options *options, struct start *start,
                       struct engine **engine, struct fault *fault);
 int start_run_engine(struct engine *engine, struct fault *fault);

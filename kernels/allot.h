@@ -1,7 +1,7 @@
 /* Splits a total into whole parts, the same way for every backend: the entries that a sequence may
- * keep into allotments of layers and streams (kern.h, enum kern_layers and kern_rule.floor). Pure.
- * Computed in double, without a product that is added to, so that no compiler can fuse operations:
- * device and host agree. */
+ * keep into allotments of layers and streams (kern_rule.h, enum kern_layers and kern_rule.floor).
+ * Pure. Computed in double, without a product that is added to, so that no compiler can fuse
+ * operations: device and host agree. */
 #ifndef KEEPD_KERNELS_ALLOT_H
 #define KEEPD_KERNELS_ALLOT_H
 

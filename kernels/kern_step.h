@@ -1,6 +1,6 @@
 /* A step of the model: the batch of new tokens, and the parameters of the operations on its rows
- * (adapters, rotation, latent attention, attention). The arrays are the caller's and are valid
- * until the step's end. */
+ * (adapters, rotation, latent attention, attention). The batch's arrays are the caller's and
+ * are valid until the step's end. */
 #ifndef KEEPD_KERNELS_KERN_STEP_H
 #define KEEPD_KERNELS_KERN_STEP_H
 

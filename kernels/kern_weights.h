@@ -7,7 +7,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/err.h"
 #include "kernels/kern_types.h"
 
 /* How tensor parallelism splits a matrix over ranks (kernels/ranks.h). Callers describe matrices,

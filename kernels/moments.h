@@ -13,6 +13,7 @@
 #ifndef KEEPD_KERNELS_MOMENTS_H
 #define KEEPD_KERNELS_MOMENTS_H
 
+#include "base/err.h"
 #include "kernels/blocks.h"
 
 #define MOMENTS_WINDOW 512 /* a multiple of KERN_BLOCK */

@@ -7,6 +7,7 @@
 extern "C" {
 #endif
 
+#include "base/err.h"
 #include "kernels/blocks.h"
 
 /* The format that matrices become while a model loads. */

@@ -23,6 +23,7 @@
 extern "C" {
 #endif
 
+#include "base/err.h"
 #include "kernels/comm.h"
 #include "kernels/kern_weights.h"
 

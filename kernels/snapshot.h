@@ -7,7 +7,7 @@
  * number of its model's positions (kernels/places.h); then the slot arrays: the layers'
  * weights, the streams' merge thresholds, and, with a window, the positions of the stored queries
  * and the queries, layer after layer. Block 1 + stream: length, then the parts, each [length] in
- * the stream's order; then, where classes have members (kern.h), their number, above 0, and a
+ * the stream's order; then, where classes have members (kern_rule.h), their number, above 0, and a
  * snapshot_member each, ascending by centre, then by position. Then a block for each recurrent
  * state: its float32 numbers. All numbers are little-endian. A cache accepts a snapshot only if its
  * description equals that of its own slots, so a new side record is a new line in a list and old

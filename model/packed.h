@@ -43,6 +43,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/err.h"
 #include "base/sha256.h"
 #include "kernels/kern_weights.h"
 

@@ -5,7 +5,7 @@
  *            parameters, space, id, counts, hashes of the tokens
  *   tokens   int32 [token_count]
  *   sizes    uint64 [block_count]
- *   blocks   the backend's, one after the other (kern.h, "A piece of a snapshot")
+ *   blocks   the backend's, one after the other (kern_cache.h, "A piece of a snapshot")
  *   digest   SHA-256 of all before it: tells a torn file
  *   mac      HMAC-SHA256 over the digest, with the key of the state directory: tells a forged one
  *
@@ -21,7 +21,7 @@
 
 #include "base/err.h"
 #include "base/sha256.h"
-#include "kernels/kern.h"
+#include "kernels/kern_cache.h"
 #include "paging/policy.h"
 
 #define STATE_HEAD_BYTES 256

@@ -14,9 +14,9 @@
  * likely still in the CPU's caches.
  *
  * A slot has two tables of pages per stream, its rows: the entries, and the members of their
- * classes (kern.h), records that fill the same pages. A third kind of row is a recurrent state, of
- * which every page is one record: it has all its pages or, before the first step, none. All kinds
- * of rows are shared, copied and freed in the same way.
+ * classes (kern_rule.h), records that fill the same pages. A third kind of row is a recurrent
+ * state, of which every page is one record: it has all its pages or, before the first step, none.
+ * All kinds of rows are shared, copied and freed in the same way.
  *
  * One step: begin_step takes the pages, writes pos and raises the lengths by the span's count; then
  * the kernels write rows into entries [length - count, length) of every stream, log_beta included.

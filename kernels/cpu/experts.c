@@ -1,5 +1,5 @@
-/* Mixtures of experts (kern.h): each row chooses its experts, rows are sorted by expert, and every
- * expert computes its rows together, by the ordinary products.
+/* Mixtures of experts (kern_weights.h): each row chooses its experts, rows are sorted by expert,
+ * and every expert computes its rows together, by the ordinary products.
  *
  * Experts are visited in ascending order, so a row's sum has one order whatever other rows chose;
  * with the products' promise this makes a row independent of its batch. */

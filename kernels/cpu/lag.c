@@ -1,5 +1,5 @@
-/* LagKV (arXiv 2504.04704), kern.h, KERN_MEASURE_LAG: an entry counts as much as its key and its
- * value differ from what the entries after it would lead one to expect. All arithmetic is in
+/* LagKV (arXiv 2504.04704), kern_rule.h, KERN_MEASURE_LAG: an entry counts as much as its key and
+ * its value differ from what the entries after it would lead one to expect. All arithmetic is in
  * double, because entries are ranked within their part. */
 #include <math.h>
 

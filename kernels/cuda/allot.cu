@@ -1,7 +1,7 @@
 /* Splits a sequence's total over layers and streams (kernels/cpu/allot.c is the reference;
- * kernels/kern.h, enum kern_layers and kern_rule.floor, defines the split). Whole numbers equal
- * those of the CPU: kernels/allot.h. A block per sequence; the loop over layers runs in one thread,
- * because it is short and its order matters. */
+ * kernels/kern_rule.h, enum kern_layers and kern_rule.floor, defines the split). Whole numbers
+ * equal those of the CPU: kernels/allot.h. A block per sequence; the loop over layers runs in one
+ * thread, because it is short and its order matters. */
 #include <math.h>
 
 #include "kernels/cuda/block.cuh"

@@ -35,7 +35,7 @@ static __device__ __forceinline__ uint32_t entry_key(const struct due &d, int32_
                                       : cuda_score_retention(log_beta, age, d.rule.horizon));
 }
 
-/* F of kern.h, enum kern_history. */
+/* F of kern_rule.h, enum kern_history. */
 static __device__ __forceinline__ float remembered(const struct kern_observe &observe, float past,
                                                    float now) {
     float fresh = observe.history == KERN_HISTORY_SUM ? 0 : now, decay = observe.decay;

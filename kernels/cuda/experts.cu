@@ -1,7 +1,7 @@
-/* Mixtures of experts (kern.h): rows choose their experts on the device, uses are sorted by expert,
- * and a block multiplies up to GROUP rows of one expert with some of its outputs, so that a weight
- * is read once for all of them. Sorting counts: a warp counts PIECE uses, one block adds up the
- * counts of all warps, and each warp then knows where its uses go.
+/* Mixtures of experts (kern_weights.h): rows choose their experts on the device, uses are sorted by
+ * expert, and a block multiplies up to GROUP rows of one expert with some of its outputs, so that a
+ * weight is read once for all of them. Sorting counts: a warp counts PIECE uses, one block adds up
+ * the counts of all warps, and each warp then knows where its uses go.
  *
  * An output of a row is one sum, in an order that depends on the matrix alone, and a row adds its
  * experts in ascending order: neither depends on what other rows chose. Activations stay float32.

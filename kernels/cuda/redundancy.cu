@@ -100,7 +100,8 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS)
 
 /* ---- Look-alikes ---- */
 
-/* Keys of a stream, up to product_shape's ROWS. A block searches a look-alike (kern.h) of each. */
+/* Keys of a stream, up to product_shape's ROWS. A block searches a look-alike (kern_rule.h) of
+ * each. */
 struct seekers {
     struct product product;
     float *norms; /* shared, [PRODUCT_KEYS]: norms of the current keys */

@@ -70,7 +70,7 @@ int replay_run(struct replay *replay, int slot, const int32_t *tokens, int count
 /* Keys or values of all entries of a slot, stream after stream -> [entries][head_dim]. CPU only. */
 void replay_entries(struct kern *kern, int slot, bool values, float *to);
 
-/* The members of all classes of a slot (kern.h, struct kern_classes), stream after stream. CPU
+/* The members of all classes of a slot (kern_rule.h, struct kern_classes), stream after stream. CPU
  * only. */
 struct replay_members {
     int32_t *lengths;      /* [streams] */

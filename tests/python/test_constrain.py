@@ -269,6 +269,12 @@ def test_masks_are_those_of_llguidance_on_maskbench(play, tokenizer):
 # --- the standard's own tests ---------------------------------------------------------------
 
 
+def left_to_readers(kind, schema, data):
+    """Is the instance invalid by keywords alone that are left to readers?"""
+    errors = list(kind(schema).iter_errors(data))
+    return bool(errors) and all(e.validator in LEFT_TO_READERS for e in errors)
+
+
 @pytest.mark.skipif(not SUITE, reason="skip: no JSON-Schema-Test-Suite")
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_no_invalid_instance_belongs(play, draft):
@@ -288,7 +294,8 @@ def test_no_invalid_instance_belongs(play, draft):
             if answer["rc"]:
                 continue
             for case, text, belongs in zip(group["tests"], texts, answer["texts"]):
-                assert case["valid"] or not belongs, f"{path.name}: {group['description']}: {case['description']}"
+                assert case["valid"] or not belongs or left_to_readers(DRAFTS[draft], group["schema"], case["data"]), \
+                    f"{path.name}: {group['description']}: {case['description']}"
                 valid += case["valid"]
                 accepted += case["valid"] and belongs
     assert accepted > 0.9 * valid > 100

@@ -514,7 +514,27 @@ Test(config, options_of_others_that_change_nothing_leave_a_note) {
     config_close(&run.config);
 }
 
+/* --mmproj-offload and its like stand beside --mmproj, which means the same here. */
+Test(config, options_of_others_about_pictures) {
+    struct run run;
+    accept(&run, "m -mm eyes.gguf --mmproj-offload --no-mmproj-auto --limit-mm-per-prompt image=4");
+    cr_assert_str_eq(run.config.engine.mmproj, "eyes.gguf");
+    cr_assert_eq(run.config.notes.count, 3);
+    config_close(&run.config);
+    refuse("m --mmproj-url x", "", "--mmproj-*", "use --mmproj FILE");
+}
+
+Test(config, the_option_of_vllm_that_streams_have_their_usage) {
+    struct run run;
+    accept(&run, "m --enable-force-include-usage");
+    cr_assert(run.config.server.include_usage);
+    config_close(&run.config);
+    refuse("m --return-tokens-as-token-ids", "", "--return-tokens-as-token-ids",
+           "requests give it");
+}
+
 Test(config, options_of_others_that_keepd_lacks_say_what_to_do) {
+    refuse("m --xtc-probability 0.5", "", "--xtc-*", "requests");
     refuse("m --gpu-memory-utilization 0.9", "", "--gpu-memory-utilization", "use --kv-pool-bytes");
     refuse("-hff file", "", "-hff", "hf:OWNER/NAME:FILE.gguf");
     refuse("m --offline", "", "--offline", "HF_HUB_OFFLINE=1");

@@ -281,11 +281,12 @@ static void check_both_ways(size_t family, uint32_t format, bool tied) {
     char dir[64];
     gguf_model_make(dir, &m);
     check_digests(dir, families[family].class);
-    size_t available = 0, number = 0;
+    static size_t cases; /* every test is a process of its own */
+    size_t available = 0, number = cases++;
     for (size_t i = 0; i < 5; i++) available += replay_path_available(paths[i]);
     for (size_t i = 0; i < 5; i++) {
         if (!replay_path_available(paths[i])) continue;
-        if (test_leaves_out(number++ + family + format / 2, available)) continue;
+        if (test_leaves_out(number++, available)) continue;
         run(dir, "/model.gguf", paths[i], true, file);
         run(dir, "", paths[i], true, directory);
         cr_expect(isfinite(file[0]) && file[0] != file[1]);

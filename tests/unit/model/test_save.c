@@ -182,7 +182,8 @@ static double check_calibrated(const char *model) {
     return ratio;
 }
 
-/* Long texts: a sample (tests/sample.h) has calibrations of families alone. */
+/* A sample (tests/sample.h) leaves this out: families_can_be_calibrated runs the same code on short
+ * texts. */
 Test(save, calibration_comes_closer_to_a_model) {
     if (test_sample()) return;
     const double ratio = check_calibrated(KEEPD_SOURCE_DIR "/bundled/keepd-nano");
