@@ -11,7 +11,7 @@
 /* Finds the model: a path that is there, or a name of the hub; then the draft model. Writes paths
  * of the hub's models to *start. On failure prints the reason and returns the exit status. */
 int find_model(const struct config *config, enum hub_use use, struct start *start);
-/* Is one of the two named by its place in the hub? */
+/* Is the model or its draft model named by its place in the hub? */
 bool find_names_hub(const struct config *config);
 
 #endif

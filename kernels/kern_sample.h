@@ -15,10 +15,10 @@ struct kern_seen {
     int32_t token, outputs;
 };
 
-/* One row to sample. Order: penalties (repetition over prompt and output; presence and frequency
- * over output only) -> logit_bias -> banned, allowed -> temperature -> top_k -> top_p -> min_p ->
- * xtc; then argmax(logit + Gumbel(Philox4x32-10(seed; position, token id))), ties to the lowest id.
- * temperature 0 is the plain argmax after penalties and bias. */
+/* How a row's token is drawn. Order: penalties (repetition over prompt and output; presence and
+ * frequency over output only) -> logit_bias -> banned, allowed -> temperature -> top_k -> top_p ->
+ * min_p -> xtc; then argmax(logit + Gumbel(Philox4x32-10(seed; position, token id))), ties to the
+ * lowest id. temperature 0 is the plain argmax after penalties and bias. */
 struct kern_sample {
     const struct kern_seen *seen; /* prompt and output, each token once; read for penalties */
     int32_t seen_count;

@@ -32,7 +32,7 @@ struct kern_reader {
     int64_t row_blocks;
 };
 
-/* One matrix in the file's layout: [rows = outputs, cols = inputs], row-major. `data` may be
+/* A matrix in the file's layout: [rows = outputs, cols = inputs], row-major. `data` may be
  * unaligned and is read only during weight_load, as is `reader`. */
 struct kern_matrix {
     const void *data;
