@@ -34,6 +34,7 @@ struct engine_fit {
      * wait. */
     const char *work;
     int minutes; /* 0: as long as it takes; otherwise measuring ends after three quarters */
+    int steps;   /* most steps of the fit; 0: FIT_STEPS (fit/fit.h) */
     uint64_t seed;
     /* Called once where it waits, when measuring and fitting begin, and after every text that it
      * measures and every step: then false ends the work with what there is. `lost`: the part of

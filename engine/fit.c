@@ -464,7 +464,8 @@ static int write_gates(const struct fitting *f, struct fit_net *net, struct faul
 }
 
 static int fit_measured(struct fitting *f, struct engine_fitted *out, struct fault *fault) {
-    const struct fit_options options = {.seed = f->fit->seed, .progress = step_done, .arg = f};
+    const struct fit_options options = {
+        .steps = f->fit->steps, .seed = f->fit->seed, .progress = step_done, .arg = f};
     struct cpu_team *team;
     struct fit_net net;
     struct fit_result result;

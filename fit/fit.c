@@ -213,7 +213,10 @@ static int run_steps(const struct fit_options *options, struct fit_job *job,
             !options->progress || options->progress(options->arg, job->step, steps, result->lost);
         if (job->step % FIT_EVERY && job->step < steps && goes_on) continue;
         const double lost = evaluate(job, texts, count, false);
-        if (!(lost < result->lost)) continue;
+        if (!(lost < result->lost)) {
+            goes_on &= job->step - result->best < FIT_PATIENCE;
+            continue;
+        }
         result->lost = lost;
         result->best = job->step;
         memcpy(best, job->net->values, numbers * sizeof *best);

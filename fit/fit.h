@@ -22,7 +22,8 @@
 #define FIT_ROWS      2
 #define FIT_EVICTIONS 6
 #define FIT_STEPS     400
-#define FIT_EVERY     20 /* steps between two evaluations */
+#define FIT_EVERY     20  /* steps between two evaluations */
+#define FIT_PATIENCE  100 /* steps without a lower held-out loss, after which the fit ends */
 
 struct fit_options {
     int steps; /* 0: FIT_STEPS */

@@ -9,6 +9,7 @@ import requests
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 os.environ.update(KEEPD_FIT="never", KEEPD_GATES_CACHE="")  # no test depends on gates that others have left; test_fit_start.py
+os.environ["KEEPD_TEST_FIT_STEPS"] = "60"  # most tests need gates, not good ones
 
 
 class Daemon:
