@@ -101,8 +101,7 @@ static void pack_set(struct room *room, struct set set) {
         memcpy(whole, copy, (size_t)(MANY * room->words) * sizeof *whole);
         return;
     }
-    VEC(pack_many)
-    (packed, &(struct rows){q, room->q_width, room->q_width, KERN_F32, NULL}, set.lanes);
+    pack_many(packed, &(struct rows){q, room->q_width, room->q_width, KERN_F32, NULL}, set.lanes);
     memcpy(q, packed, (size_t)(MANY * room->q_width) * sizeof *q);
 }
 
@@ -200,7 +199,7 @@ static void meet_few(struct room *room, struct set set, const struct chunk *c,
         row_scores_few(weight, room->whole + (int64_t)set.first * room->words,
                        room->factor + set.first, set.lanes, keys, c->count);
     else
-        VEC(dots_few)(&dots, set.lanes, c->count);
+        dots_few(&dots, set.lanes, c->count);
     for (int l = set.first; l < set.first + set.lanes; l++, weight += CHUNK) {
         struct seen seen = seen_of(room, l, c);
         c->keep[l] = 1;
@@ -274,7 +273,7 @@ static void meet_many(struct room *room, struct set set, const struct chunk *c,
         row_scores_many(weight, room->whole + (int64_t)set.first * room->words,
                         room->factor + set.first, keys, c->count);
     else
-        VEC(dots_many)(weight, room->q + (int64_t)set.first * room->q_width, keys, c->count);
+        dots_many(weight, room->q + (int64_t)set.first * room->q_width, keys, c->count);
     if (room->cap > 0) cap_many(weight, c->count, room->cap);
     if (room->lo[last] > c->entry || room->hi[set.first] < c->entry + c->count)
         mask_many(room, set, c, weight);
@@ -326,7 +325,7 @@ static void add_values(struct room *room, struct set set, const struct chunk *c,
                              .keep_chunk = room->places,
                              .row_chunk = (int64_t)room->v_width * CHUNK / 2};
         n = alike(room, l, end, c);
-        if (seen.hi > 0) VEC(weigh_rows)(&w, n, seen.lo, seen.hi);
+        if (seen.hi > 0) weigh_rows(&w, n, seen.lo, seen.hi);
     }
 }
 
@@ -362,7 +361,7 @@ static void meet_keys(const struct cpu_attend_job *job, const struct cpu_attend_
             cpu_cache_factors(job->cache, job->shape, c->page, true) + c->slot;
         v16_store(room->of_values, v16_load_row(factors, 0, c->count, KERN_BF16));
     } else if (item->lanes > TILE && !room->paired) {
-        const void *wide = VEC(widen_rows)(&keys, c->count, room->wide);
+        const void *wide = widen_rows(&keys, c->count, room->wide);
         keys = (struct rows){wide, room->width, room->width, KERN_F32, NULL};
     }
     for (int l = 0; l < item->lanes; l += MANY) {
@@ -388,11 +387,11 @@ static const void *widen_values(struct room *room, int place, const struct rows 
                                 int count) {
     float *wide = room->wide + (int64_t)place * CHUNK / 2 * room->v_width;
     if (room->paired)
-        VEC(mix_rows)(wide, room->v_width, values, count);
+        mix_rows(wide, room->v_width, values, count);
     else if (room->scaled)
-        VEC(widen_levels)(values, count, wide);
+        widen_levels(values, count, wide);
     else
-        return VEC(widen_rows)(values, count, wide);
+        return widen_rows(values, count, wide);
     return wide;
 }
 

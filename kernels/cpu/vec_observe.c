@@ -10,13 +10,13 @@ static void vec_observe_side_by_side(float *out, size_t stride, const float *q, 
                                      struct rows rows, int count) {
     float packed[DIM_MANY * MANY], wide[MANY * DIM_MANY], score[MANY * MANY];
     const struct rows queries = {q, rows.dim, rows.dim, KERN_F32, NULL};
-    const struct rows widened = {VEC(widen_rows)(&queries, lanes, wide), padded(rows.dim),
+    const struct rows widened = {widen_rows(&queries, lanes, wide), padded(rows.dim),
                                  padded(rows.dim), KERN_F32, NULL};
     size_t size = (size_t)rows.dim * kern_dtype_bytes(rows.dtype);
     for (int j = 0; j < count; j += MANY) {
         int n = count - j < MANY ? count - j : MANY;
-        VEC(pack_many)(packed, &rows, n);
-        VEC(dots_many)(score, packed, &widened, lanes);
+        pack_many(packed, &rows, n);
+        dots_many(score, packed, &widened, lanes);
         for (int l = 0; l < lanes; l++)
             v16_store_n(out + (size_t)l * stride + j, v16_load(score + (int64_t)l * MANY), n);
         rows.at = (const char *)rows.at + MANY * size;
@@ -31,7 +31,7 @@ static void dots_typed(float *out, size_t stride, const float *q, int lanes, str
         out += (size_t)n * stride;
         q += (size_t)n * (size_t)rows.dim;
     }
-    VEC(dots_few)(&(struct dots){out, (int64_t)stride, q, rows.dim, &rows}, lanes, count);
+    dots_few(&(struct dots){out, (int64_t)stride, q, rows.dim, &rows}, lanes, count);
 }
 
 /* Up to sixteen rows with factors from `first` on as floats, in `wide`. */
@@ -39,7 +39,7 @@ static struct rows widened(struct cpu_rows rows, int first, int count, float *wi
     struct rows some = rows_of(rows);
     some.at = (const char *)rows.at + (size_t)first * row_code_bytes(rows.dtype, rows.dim);
     some.factors += first;
-    return (struct rows){VEC(widen_rows)(&some, count, wide), padded(rows.dim), rows.dim, KERN_F32,
+    return (struct rows){widen_rows(&some, count, wide), padded(rows.dim), rows.dim, KERN_F32,
                          NULL};
 }
 
@@ -91,11 +91,11 @@ static void vec_observe_weigh(float *out, size_t stride, const float *p, size_t 
                          .p_lane = (int64_t)p_stride,
                          .p_row = 1,
                          .rows = &some};
-    if (!row_scaled(rows.dtype)) VEC(weigh_rows)(&w, lanes, 0, count);
+    if (!row_scaled(rows.dtype)) weigh_rows(&w, lanes, 0, count);
     for (int j = 0; j < count && row_scaled(rows.dtype); j += MANY, w.p += MANY) {
         int n = count - j < MANY ? count - j : MANY;
         some = widened(rows, j, n, wide);
-        VEC(weigh_rows)(&w, lanes, 0, n);
+        weigh_rows(&w, lanes, 0, n);
     }
 }
 

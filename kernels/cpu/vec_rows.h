@@ -365,6 +365,14 @@ static void row_scores_few(float *score, const int16_t *q, const float *factors,
     }
 }
 
+/* Levels as floats, rows of padded(dim). */
+static inline void widen_levels(const struct rows *rows, int count, float *copy) {
+    if (rows->dtype == KERN_ROW8)
+        widen_scaled(rows, count, copy, true, KERN_ROW8);
+    else
+        widen_scaled(rows, count, copy, true, KERN_ROW4);
+}
+
 /* Packs queries for row_scores_many: neighbouring words of sixteen queries side by side. */
 static inline void pack_words(int16_t *packed, const int16_t *q, int lanes, int width) {
     for (int i = 0; i < width; i += 2)
