@@ -7,7 +7,7 @@ one, or none. A small model knows the word but would rather go on with a sentenc
   told    facts about people, in sentences of several forms, hidden in essays
   chat    the same facts, told by the user of a dialogue between other turns
   tool    an agent's session: numbered steps, and what the tool of each has printed; a question is about one step
-  helper  a module of functions; a question is to call one of them with the names of its three parameters, in order
+  helper  a module of functions; a question is to repeat the first line of one, with its three parameters in order
 
 Every context has QUESTIONS questions, whose facts stand at depths that cover it evenly. Words, names and sentences are
 those of this file and of `essays`, none of which any gates were trained on. Contexts are cut to a number of tokens by
@@ -246,7 +246,7 @@ def helper(rng, _, tokens, count):
     parts = [i * len(defined) // QUESTIONS for i in range(QUESTIONS + 1)]
     chosen = [rng.choice(defined[i:j]) for i, j in zip(parts, parts[1:])]
     context = "This is a Python module:\n\n" + "\n\n".join(text for _, _, text in defined)
-    return [row("helper", context, f"\nWrite a call of {name} whose arguments are the names of its parameters.", f"```python\n{name}(", given, 12)
+    return [row("helper", context, f"\nRepeat the first line of the definition of {name}.", f"```python\ndef {name}(", given, 12)
             for name, given, _ in chosen]
 
 
