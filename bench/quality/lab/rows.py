@@ -246,7 +246,7 @@ def helper(rng, _, tokens, count):
     parts = [i * len(defined) // QUESTIONS for i in range(QUESTIONS + 1)]
     chosen = [rng.choice(defined[i:j]) for i, j in zip(parts, parts[1:])]
     context = "This is a Python module:\n\n" + "\n\n".join(text for _, _, text in defined)
-    return [row("helper", context, f"\nRepeat the first line of the definition of {name}.", f"```python\ndef {name}(", given, 12)
+    return [row("helper", context, f"\nRepeat the first line of the definition of {name}.", f"```python\ndef {name}", given, 14)
             for name, given, _ in chosen]
 
 
