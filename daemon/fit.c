@@ -187,6 +187,7 @@ struct fit_progress {
     int first;        /* parts that were done when `began_ns` was taken */
     int64_t began_ns;
     int tenths; /* log lines that this work has had */
+    bool open;  /* a terminal's line, which the next text must not continue */
 };
 
 static struct fit_progress fit_progress_to(const struct fit_command *command, FILE *log) {
@@ -214,6 +215,7 @@ static void fit_progress_show(struct fit_progress *p, const char *work, int done
     if (isfinite(lost)) snprintf(tail, sizeof tail, ", held-out loss %.4f", lost);
     if (p->terminal) {
         fprintf(p->log, "\r\033[K%s%s%s", line, tail, last ? "\n" : "");
+        p->open = !last;
     } else if (begins || last || done * 10 / total > p->tenths) {
         p->tenths = done * 10 / total;
         fprintf(p->log, "%s%s\n", line, tail);
@@ -315,7 +317,9 @@ static int fit_gates_of_files(const struct fit_command *command,
                                    .arg = &progress};
     int rc = fit_find_form(command, options, &files->form, fault);
     if (!rc) rc = fit_read_files(command, files, fault);
-    return rc ? rc : engine_fit_gates(options, &fit, fitted, fault);
+    if (!rc) rc = engine_fit_gates(options, &fit, fitted, fault);
+    if (progress.open) fputc('\n', log); /* The fit ended early. */
+    return rc;
 }
 
 int fit_run(const struct fit_command *command, const struct engine_options *options, FILE *log,

@@ -336,6 +336,23 @@ Test(fit, layers_with_fewer_heads) {
     for (int i = 0; i < TEXTS; i++) worth_text_close(&texts[i]);
 }
 
+Test(fit, ends_where_nothing_gets_better) {
+    struct worth_text texts[TEXTS];
+    struct fit_net net;
+    struct fit_result result;
+    for (int i = 0; i < TEXTS; i++) make_text(&texts[i], (uint64_t)i + 1);
+    /* In the text that is held out, entries are worth much where those of the others are not. */
+    const size_t count = (size_t)texts[0].windows * LAYERS * HEADS * 128;
+    float most = 0;
+    for (size_t k = 0; k < count; k++) most = fmaxf(most, texts[0].worths[k]);
+    for (size_t k = 0; k < count; k++) texts[0].worths[k] = most - texts[0].worths[k];
+    fit_texts(texts, 1, 0, &net, &result);
+    cr_assert(result.steps < FIT_STEPS && result.steps == result.best + FIT_PATIENCE,
+              "best after %d of %d", result.best, result.steps);
+    fit_net_close(&net);
+    for (int i = 0; i < TEXTS; i++) worth_text_close(&texts[i]);
+}
+
 static bool stop_at_30(void *arg, int step, int steps, double lost) {
     *(int *)arg = step;
     cr_assert(steps == FIT_STEPS && (step < FIT_EVERY + 1 || isfinite(lost)));
