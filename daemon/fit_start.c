@@ -20,7 +20,7 @@
 
 /* Microseconds without progress until systemd ends the start: a text of a large model needs
  * minutes. */
-#define FIT_PATIENCE "900000000"
+#define FIT_START_EXTENDS "900000000"
 
 enum { LINE = 128, CHILD_FITTED = 0, CHILD_FAILED = 1, CHILD_FOUND = 3 };
 
@@ -161,7 +161,8 @@ static void catch_signals(struct sigaction before[2]) {
 }
 
 static void tell_manager(const char *line) {
-    systemd_notify("STATUS=Fitting retention gates: %s\nEXTEND_TIMEOUT_USEC=" FIT_PATIENCE, line);
+    systemd_notify("STATUS=Fitting retention gates: %s\nEXTEND_TIMEOUT_USEC=" FIT_START_EXTENDS,
+                   line);
 }
 
 /* Reads lines until the child has ended or must end. Returns its status as waitpid does. */

@@ -26,7 +26,7 @@
 #define FIT_PATIENCE  100 /* steps without a lower held-out loss, after which the fit ends */
 
 struct fit_options {
-    int steps; /* 0: FIT_STEPS */
+    int steps; /* at most; 0: FIT_STEPS */
     uint64_t seed;
     /* Called before the first step, with 0, and after every step, with the held-out loss so far;
      * false ends the fit after a step. May be NULL. */
