@@ -299,23 +299,34 @@ static int fit_find_form(const struct fit_command *command, const struct engine_
     return rc;
 }
 
+/* The steps of a fit for tests, which need gates, not good ones; 0: as many as fits take. The log
+ * says so, because nobody should serve such gates. */
+static int fit_test_steps(FILE *log, int *steps, struct fault *fault) {
+    const char *name = "KEEPD_TEST_FIT_STEPS", *text = getenv(name);
+    uint64_t number = 0;
+    if (text && *text) {
+        if (parse_fit_number(name, text, 10000, &number, fault)) return ERR_INVALID;
+        fprintf(log, "%s: the fit takes at most %d steps: gates for tests\n", name, (int)number);
+    }
+    *steps = (int)number;
+    return 0;
+}
+
 static int fit_gates_of_files(const struct fit_command *command,
                               const struct engine_options *options, struct fit_files *files,
                               FILE *log, struct engine_fitted *fitted, struct fault *fault) {
     struct fit_progress progress = fit_progress_to(command, log);
-    /* For tests that need gates, not good ones. */
-    const char *steps = getenv("KEEPD_TEST_FIT_STEPS");
-    const struct engine_fit fit = {.sources = files->sources,
-                                   .source_count = command->text_count,
-                                   .out = command->out,
-                                   .how = command->how,
-                                   .work = command->work,
-                                   .minutes = command->minutes,
-                                   .steps = steps ? atoi(steps) : 0,
-                                   .seed = command->seed,
-                                   .progress = fit_progress_note,
-                                   .arg = &progress};
-    int rc = fit_find_form(command, options, &files->form, fault);
+    struct engine_fit fit = {.sources = files->sources,
+                             .source_count = command->text_count,
+                             .out = command->out,
+                             .how = command->how,
+                             .work = command->work,
+                             .minutes = command->minutes,
+                             .seed = command->seed,
+                             .progress = fit_progress_note,
+                             .arg = &progress};
+    int rc = fit_test_steps(log, &fit.steps, fault);
+    if (!rc) rc = fit_find_form(command, options, &files->form, fault);
     if (!rc) rc = fit_read_files(command, files, fault);
     if (!rc) rc = engine_fit_gates(options, &fit, fitted, fault);
     if (progress.open) fputc('\n', log); /* The fit ended early. */

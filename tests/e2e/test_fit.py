@@ -14,8 +14,8 @@ MODEL = str(ROOT / "bundled/keepd-nano")
 TEXTS = [str(ROOT / "docs/SCALING.md"), str(ROOT / "SECURITY.md")]
 
 
-def keepd(*args):
-    return subprocess.run([BINARY, *map(str, args)], capture_output=True, text=True, timeout=300)
+def keepd(*args, **env):
+    return subprocess.run([BINARY, *map(str, args)], env={**os.environ, **env}, capture_output=True, text=True, timeout=300)
 
 
 def header(path):
@@ -26,8 +26,9 @@ def header(path):
 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory):
+    """As users get them, with all steps."""
     folder = tmp_path_factory.mktemp("fit")
-    return folder, keepd("fit", MODEL, "--text", *TEXTS, "--out", folder / "1.safetensors")
+    return folder, keepd("fit", MODEL, "--text", *TEXTS, "--out", folder / "1.safetensors", KEEPD_TEST_FIT_STEPS="")
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +137,15 @@ def test_refusals(args, message, tmp_path):
     run = keepd("fit", *[a.replace("{tmp}", str(tmp_path)) for a in args])
     assert run.returncode == 78 and message in run.stderr, run.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_steps_for_tests_are_a_number_and_said(fitted, small, tmp_path):
+    out = tmp_path / "g.safetensors"
+    run = keepd("fit", small, "--text", TEXTS[0], "--out", out, *SHORT, KEEPD_TEST_FIT_STEPS="1x")
+    assert run.returncode == 78 and "KEEPD_TEST_FIT_STEPS: must be a whole number" in run.stderr and not out.exists()
+    run = keepd("fit", small, "--text", TEXTS[0], "--out", out, *SHORT, KEEPD_TEST_FIT_STEPS="20")
+    assert run.returncode == 0 and "fitting 20 of 20" in run.stderr and "at most 20 steps: gates for tests" in run.stderr
+    assert "gates for tests" not in fitted[1].stderr
 
 
 def test_a_file_is_not_overwritten(tmp_path):
