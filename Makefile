@@ -70,7 +70,7 @@ test: ## install missing packages, build, run the tests, with sanitizers for all
 	@tools/totals --slowest 10
 
 # Stages of `make check`, some of which compute while others wait. They build what no other stage needs. Load and scale
-# come after them, because a program beside them would slow them down.
+# come after them, because a program that computes beside them would slow them down. They mostly wait, so they run at once.
 STAGES := clients kernels arm64 package gpu python long slow tsan agents fuzz training
 STORMS := load scale
 STAGES_AT_ONCE ?= 3
@@ -83,7 +83,7 @@ check: ## run everything that `make test` omits: kernels with sanitizers, thread
 	@tools/build release keepd-fake load
 	@tools/build dev check_programs
 	@$(MAKE) --no-print-directory -j$(STAGES_AT_ONCE) $(STAGES:%=check-%)
-	@$(MAKE) --no-print-directory -j1 $(STORMS:%=check-%)
+	@$(MAKE) --no-print-directory -j2 $(STORMS:%=check-%)
 
 check-%: SHELL := /bin/bash
 check-%: # lines of stages that run at once bear their names
