@@ -64,13 +64,11 @@ struct engine_fitted {
 };
 
 /* Fits retention gates to the model (fit/fit.h), as it is served with these options, and writes
- * them. Memory: that of the model, one text's cache, and at most ENGINE_FIT_BYTES of measurements;
- * with a work file that of one text instead, until the model is closed, and then of all of them, at
- * most what the model took, ENGINE_FIT_BYTES more, and ENGINE_FIT_FILE_BYTES.
+ * them. Memory: that of the model, one text's cache, and the measurement of one text; without a
+ * work file, or where its disk is full, at most ENGINE_FIT_BYTES of measurements.
  * Texts with pictures also take the encoder, and the rows of one text's tiles.
  * On failure fault->field is as in engine_open, or "text" or "out", and nothing is written. */
-#define ENGINE_FIT_BYTES      ((size_t)160 << 20)
-#define ENGINE_FIT_FILE_BYTES ((size_t)768 << 20)
+#define ENGINE_FIT_BYTES ((size_t)160 << 20)
 int engine_fit_gates(const struct engine_options *options, const struct engine_fit *fit,
                      struct engine_fitted *out, struct fault *fault);
 void engine_fitted_close(struct engine_fitted *fitted);

@@ -1,6 +1,6 @@
 /* engine_fit_gates: texts to tokens, tokens to measurements, measurements to a file of gates. The
- * model is closed before the fit, so the two never need memory at once; until then measurements
- * wait in the work file, if there is one. */
+ * model is closed before the fit, so the two never need memory at once. Measurements are in the
+ * work file, if there is one, and the fit loads them text by text. */
 #include <math.h>
 #include <string.h>
 
@@ -19,8 +19,9 @@
 #include "model/save_gates.h"
 
 #define TEXT_BYTES_MAX ((size_t)1 << 30) /* most memory that tokenising a file may take */
-#define TEXTS_MAX      48                /* more would help a little, and take longer */
-#define TEXTS_WANTED   24                /* rather fewer entries of each than fewer texts */
+#define TEXTS_LEAST    48
+#define TEXTS_MAX      128
+#define TEXTS_WANTED   24 /* rather fewer entries of each than fewer texts */
 #define ENTRIES        256
 #define ENTRIES_LEAST  96
 #define TOKENS_LEAST   (4 * WORTH_WINDOW)
@@ -32,13 +33,14 @@ struct fitting {
     enum picture_kind form;         /* how the model sees pictures */
     struct engine_fit_text *pieces; /* [piece_count] */
     int piece_count, piece_room;
-    int plain_chats;               /* read as plain text */
-    int tokens, entries;           /* the most in a text */
-    int rows;                      /* the most in a step */
-    int short_pieces;              /* left out, because too little of them can be measured */
-    struct worth_text most;        /* the sizes of a measurement, at most */
-    struct worth_text *measured;   /* [measured_count] of the first pieces; x NULL: in the file */
-    uint8_t (*keys)[SHA256_BYTES]; /* [measured_count] */
+    int plain_chats;             /* read as plain text */
+    int tokens, entries;         /* the most in a text */
+    int rows;                    /* the most in a step */
+    int short_pieces;            /* left out, because too little of them can be measured */
+    struct worth_text most;      /* the sizes of a measurement, at most */
+    struct worth_text *measured; /* [measured_count] of the first pieces */
+    int64_t *records; /* [measured_count] places in the work file, which has the arrays; -1: none */
+    struct worth_text loaded; /* arrays for the largest of those, which they share in turns */
     int measured_count, resumed;
     size_t measured_bytes; /* in memory */
     struct fit_work work;
@@ -254,13 +256,17 @@ static int fitting_read_texts(struct fitting *f, uint64_t *random, struct fault 
 
 /* ---- Measuring ---- */
 
+/* Wide models have gates with more numbers, which need more texts. */
+static int texts_for(int d_model) {
+    const int wanted = d_model / 12;
+    return wanted < TEXTS_LEAST ? TEXTS_LEAST : wanted < TEXTS_MAX ? wanted : TEXTS_MAX;
+}
+
 /* How many pieces, and entries of each, fit the bound. */
-static int plan_measurement(struct fitting *f, const struct model *model) {
-    const struct model_config *config = model_config(model);
-    size_t room = ENGINE_FIT_BYTES;
-    if (f->work.fd >= 0) room += model_weight_bytes(model);
-    if (room > ENGINE_FIT_FILE_BYTES) room = ENGINE_FIT_FILE_BYTES;
-    int count = f->piece_count < TEXTS_MAX ? f->piece_count : TEXTS_MAX;
+static int plan_measurement(struct fitting *f, const struct model_config *config) {
+    const size_t room = f->work.fd >= 0 ? fit_work_room(&f->work) : ENGINE_FIT_BYTES;
+    const int texts = texts_for(config->d_model);
+    const int count = f->piece_count < texts ? f->piece_count : texts;
     for (f->entries = ENTRIES;; f->entries -= 32) {
         const size_t each = worth_text_bytes(config, f->tokens, f->entries);
         const size_t most = room / each;
@@ -309,18 +315,24 @@ static void piece_key(const struct fitting *f, const struct engine_fit_text *pie
     sha256_end(&sum, key);
 }
 
-/* Measures a text, or finds what an earlier fit has measured. *new: measured. What is in the file
- * leaves the memory. */
+/* The arrays of the text are in the work file from `record` on, and leave the memory. */
+static void leave_arrays(struct fitting *f, int index, int64_t record) {
+    f->records[index] = record;
+    worth_text_free(&f->measured[index]);
+}
+
+/* Measures a text, or finds what an earlier fit has measured. *new: measured. */
 static int measure_piece(struct fitting *f, struct worth *worth, const struct model_config *config,
                          int index, int count, uint64_t seed, bool *new, struct fault *fault) {
     struct engine_fit_text *piece = &f->pieces[index];
     struct worth_text *text = &f->measured[index];
-    uint8_t *key = f->keys[index];
+    const int64_t record = f->work.end;
+    uint8_t key[SHA256_BYTES];
     if (piece->picture_row_count) fit_pictures_write_ids(&f->pictures, piece);
     piece_key(f, piece, seed, key);
     *new = !fit_work_take(&f->work, key, &f->most, text);
     if (!*new) {
-        worth_text_close(text);
+        leave_arrays(f, index, record);
         return 0;
     }
     if (index == f->resumed)
@@ -331,7 +343,7 @@ static int measure_piece(struct fitting *f, struct worth *worth, const struct mo
     rc = worth_measure(worth, &input, seed, text, fault);
     if (rc) return rc;
     if (fit_work_keep(&f->work, key, text))
-        worth_text_close(text);
+        leave_arrays(f, index, record);
     else
         f->measured_bytes += worth_text_bytes(config, text->tokens, text->entries);
     return 0;
@@ -342,9 +354,10 @@ static int fitting_measure_pieces(struct fitting *f, struct worth *worth,
                                   struct fault *fault) {
     int rc = 0;
     f->measured = mem_must_alloc((size_t)count, sizeof *f->measured);
-    f->keys = mem_must_alloc((size_t)count, sizeof *f->keys);
+    f->records = mem_must_alloc((size_t)count, sizeof *f->records);
     for (int i = 0; i < count && !rc && (i < 2 || f->measured_bytes < ENGINE_FIT_BYTES); i++) {
         bool new;
+        f->records[i] = -1;
         rc = measure_piece(f, worth, config, i, count, splitmix_next(random), &new, fault);
         if (rc) break;
         f->measured_count++;
@@ -372,11 +385,12 @@ static int fitting_measure_model(struct fitting *f, struct kern *kern, uint64_t 
     int rc = model_open(kern, &options, &model, fault);
     if (rc) return rc;
     const struct model_config *config = model_config(model);
-    const int count = plan_measurement(f, model);
+    const int count = plan_measurement(f, config);
     f->most = (struct worth_text){.layers = config->cache_layers,
                                   .heads = config->heads_kv,
                                   .d_model = config->d_model,
                                   .tokens = f->tokens,
+                                  .windows = f->tokens / WORTH_WINDOW,
                                   .entries = f->entries};
     const struct worth_options what = {.rows = f->rows,
                                        .tokens = f->tokens,
@@ -411,21 +425,22 @@ static int fitting_measure(struct fitting *f, uint64_t *random, struct fault *fa
     return rc;
 }
 
-/* Reads the measurements in the file. */
-static int fitting_recall(struct fitting *f, struct fault *fault) {
-    fit_work_again(&f->work);
-    for (int i = 0; i < f->measured_count; i++) {
-        if (f->measured[i].x || fit_work_take(&f->work, f->keys[i], &f->most, &f->measured[i]))
-            continue;
-        return fault_set(fault, ERR_IO, "out",
-                         "%.200s: what was measured cannot be read back, or there is no memory for "
-                         "it. Start the fit again",
-                         f->work.path);
-    }
-    return 0;
+/* ---- Fitting and writing ---- */
+
+static void use_loaded(struct worth_text *text, const struct worth_text *loaded) {
+    text->at = loaded->at;
+    text->x = loaded->x;
+    text->worths = loaded->worths;
 }
 
-/* ---- Fitting and writing ---- */
+/* The text in the file whose arrays were loaded before does without. */
+static bool fitting_load(void *arg, int index) {
+    struct fitting *f = arg;
+    struct worth_text *text = &f->measured[index];
+    if (f->records[index] < 0) return true;
+    use_loaded(text, &f->loaded);
+    return fit_work_load(&f->work, f->records[index], text);
+}
 
 static bool step_done(void *arg, int step, int steps, double lost) {
     return fitting_may_continue(arg, ENGINE_FIT_FITTING, step, steps, lost);
@@ -464,12 +479,18 @@ static int write_gates(const struct fitting *f, struct fit_net *net, struct faul
 }
 
 static int fit_measured(struct fitting *f, struct engine_fitted *out, struct fault *fault) {
-    const struct fit_options options = {
-        .steps = f->fit->steps, .seed = f->fit->seed, .progress = step_done, .arg = f};
+    const struct fit_options options = {.steps = f->fit->steps,
+                                        .seed = f->fit->seed,
+                                        .progress = step_done,
+                                        .load = fitting_load,
+                                        .arg = f};
     struct cpu_team *team;
     struct fit_net net;
     struct fit_result result;
-    int rc = cpu_team_open(backend_threads(f->options->threads), &team);
+    f->loaded = f->most;
+    int rc = worth_text_alloc(&f->loaded);
+    if (rc) return fault_set(fault, rc, "", "no memory for a text that was measured");
+    rc = cpu_team_open(backend_threads(f->options->threads), &team);
     if (rc) return fault_set(fault, rc, "threads", "%s", err_text(rc));
     rc = fit_gates(&options, f->measured, f->measured_count, team, &net, &result, fault);
     cpu_team_close(team);
@@ -562,18 +583,21 @@ static int fit_to(struct fitting *f, struct engine_fitted *out, struct fault *fa
     if (!rc) rc = text_open(f->options->model_dir, f->options->chat_template, &f->text, fault);
     if (!rc) rc = fitting_read_texts(f, &random, fault);
     if (!rc) rc = fitting_measure(f, &random, fault);
-    if (!rc) rc = fitting_recall(f, fault);
     if (!rc) rc = fit_measured(f, out, fault);
     if (!rc) return_held_out(f, out);
     return rc;
 }
 
 static void close_fitting(struct fitting *f) {
-    for (int i = 0; i < f->measured_count; i++) worth_text_close(&f->measured[i]);
+    for (int i = 0; i < f->measured_count; i++) {
+        if (f->records[i] >= 0) use_loaded(&f->measured[i], &(struct worth_text){0});
+        worth_text_close(&f->measured[i]);
+    }
+    worth_text_free(&f->loaded);
     for (int i = 0; i < f->piece_count; i++) close_piece(&f->pieces[i]);
     worth_text_close(&f->most);
     mem_free(f->measured);
-    mem_free(f->keys);
+    mem_free(f->records);
     mem_free(f->pieces);
     text_close(&f->text);
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -69,6 +70,14 @@ void fit_work_close(struct fit_work *work, bool done) {
 
 /* ---- Records ---- */
 
+size_t fit_work_room(const struct fit_work *work) {
+    struct statvfs disk;
+    struct stat file;
+    if (fstatvfs(work->fd, &disk) || fstat(work->fd, &file)) return FIT_WORK_BYTES;
+    const uint64_t half = ((uint64_t)disk.f_bavail * disk.f_frsize + (uint64_t)file.st_size) / 2;
+    return half < FIT_WORK_BYTES ? (size_t)half : FIT_WORK_BYTES;
+}
+
 /* The arrays of a text, in their order in a record. */
 struct part {
     void *data;
@@ -97,22 +106,25 @@ static void digest_record(const struct record_head *head, const struct worth_tex
     sha256_end(&sum, out);
 }
 
-static bool read_record_bytes(int fd, void *data, size_t bytes) {
+/* The two functions below move *at behind the bytes. */
+static bool read_record_bytes(int fd, void *data, size_t bytes, off_t *at) {
     for (size_t had = 0; had < bytes;) {
-        const ssize_t got = read(fd, (char *)data + had, bytes - had);
+        const ssize_t got = pread(fd, (char *)data + had, bytes - had, *at);
         if (got < 0 && errno == EINTR) continue;
         if (got <= 0) return false;
         had += (size_t)got;
+        *at += got;
     }
     return true;
 }
 
-static bool write_record_bytes(int fd, const void *data, size_t bytes) {
+static bool write_record_bytes(int fd, const void *data, size_t bytes, off_t *at) {
     for (size_t had = 0; had < bytes;) {
-        const ssize_t put = write(fd, (const char *)data + had, bytes - had);
+        const ssize_t put = pwrite(fd, (const char *)data + had, bytes - had, *at);
         if (put < 0 && errno == EINTR) continue;
         if (put <= 0) return false;
         had += (size_t)put;
+        *at += put;
     }
     return true;
 }
@@ -127,7 +139,6 @@ static bool sizes_fit(const struct record_head *head, const struct worth_text *m
 /* False where there is no memory: then the text is measured, which says so. */
 static bool open_text(const struct record_head *head, const struct worth_text *most,
                       struct worth_text *text) {
-    struct part parts[PARTS];
     const size_t layers = (size_t)head->layers;
     *text = (struct worth_text){.layers = head->layers,
                                 .heads = head->heads,
@@ -140,11 +151,7 @@ static bool open_text(const struct record_head *head, const struct worth_text *m
         if (!text->layer_heads) return false;
         memcpy(text->layer_heads, most->layer_heads, layers * sizeof *text->layer_heads);
     }
-    record_parts(text, parts);
-    text->at = mem_try_alloc(parts[0].bytes, 1);
-    text->x = mem_try_alloc(parts[1].bytes, 1);
-    text->worths = mem_try_alloc(parts[2].bytes, 1);
-    return text->at && text->x && text->worths;
+    return worth_text_alloc(text) == 0;
 }
 
 /* Positions ascend within the text. */
@@ -155,20 +162,25 @@ static bool positions_fit(const struct worth_text *text) {
     return true;
 }
 
-static bool read_record(const struct fit_work *work, const uint8_t key[SHA256_BYTES],
-                        const struct worth_text *most, struct worth_text *text) {
-    struct record_head head;
+static bool read_parts(int fd, const struct worth_text *text, off_t *at) {
     struct part parts[PARTS];
+    bool good = true;
+    record_parts(text, parts);
+    for (int i = 0; i < PARTS && good; i++)
+        good = read_record_bytes(fd, parts[i].data, parts[i].bytes, at);
+    return good;
+}
+
+static bool read_record(const struct fit_work *work, const uint8_t key[SHA256_BYTES],
+                        const struct worth_text *most, struct worth_text *text, off_t *at) {
+    struct record_head head;
     uint8_t sum[SHA256_BYTES], stored[SHA256_BYTES];
-    if (!read_record_bytes(work->fd, &head, sizeof head)) return false;
+    if (!read_record_bytes(work->fd, &head, sizeof head, at)) return false;
     if (memcmp(head.magic, work_magic, sizeof work_magic) != 0 ||
         memcmp(head.key, key, SHA256_BYTES) != 0 || !sizes_fit(&head, most))
         return false;
-    bool good = open_text(&head, most, text);
-    if (good) record_parts(text, parts);
-    for (int i = 0; i < PARTS && good; i++)
-        good = read_record_bytes(work->fd, parts[i].data, parts[i].bytes);
-    good = good && read_record_bytes(work->fd, stored, sizeof stored);
+    bool good = open_text(&head, most, text) && read_parts(work->fd, text, at) &&
+                read_record_bytes(work->fd, stored, sizeof stored, at);
     if (good) {
         digest_record(&head, text, sum);
         good = memcmp(sum, stored, sizeof sum) == 0 && positions_fit(text);
@@ -178,22 +190,24 @@ static bool read_record(const struct fit_work *work, const uint8_t key[SHA256_BY
 }
 
 /* Keeps nothing more. */
-static void end_keeping(struct fit_work *work, off_t whole, int why) {
+static void end_keeping(struct fit_work *work, int why) {
     log_warn("%s: %s: what is measured from here on stays in memory, and is lost if the fit is "
              "interrupted",
              work->path, strerror(why));
     work->full = true;
-    if (ftruncate(work->fd, whole)) return; /* then the digest tells that the record is torn */
+    if (ftruncate(work->fd, work->end)) return; /* then the digest tells that the record is torn */
 }
 
 bool fit_work_take(struct fit_work *work, const uint8_t key[SHA256_BYTES],
                    const struct worth_text *most, struct worth_text *text) {
     if (work->fd < 0 || !work->reading) return false;
-    const off_t at = lseek(work->fd, 0, SEEK_CUR);
-    if (read_record(work, key, most, text)) return true;
+    off_t at = work->end;
+    if (read_record(work, key, most, text, &at)) {
+        work->end = at;
+        return true;
+    }
     work->reading = false;
-    if (at < 0 || ftruncate(work->fd, at) || lseek(work->fd, at, SEEK_SET) < 0)
-        log_warn("%s: %s", work->path, strerror(errno));
+    if (ftruncate(work->fd, work->end)) log_warn("%s: %s", work->path, strerror(errno));
     return false;
 }
 
@@ -210,17 +224,21 @@ bool fit_work_keep(struct fit_work *work, const uint8_t key[SHA256_BYTES],
     if (work->fd < 0 || work->full) return false;
     memcpy(head.magic, work_magic, sizeof head.magic);
     memcpy(head.key, key, SHA256_BYTES);
-    const off_t at = lseek(work->fd, 0, SEEK_CUR);
+    off_t at = work->end;
     record_parts(text, parts);
     digest_record(&head, text, sum);
-    bool good = write_record_bytes(work->fd, &head, sizeof head);
+    bool good = write_record_bytes(work->fd, &head, sizeof head, &at);
     for (int i = 0; i < PARTS && good; i++)
-        good = write_record_bytes(work->fd, parts[i].data, parts[i].bytes);
-    good = good && write_record_bytes(work->fd, sum, sizeof sum);
-    if (!good) end_keeping(work, at, errno);
+        good = write_record_bytes(work->fd, parts[i].data, parts[i].bytes, &at);
+    good = good && write_record_bytes(work->fd, sum, sizeof sum, &at);
+    if (good)
+        work->end = at;
+    else
+        end_keeping(work, errno);
     return good;
 }
 
-void fit_work_again(struct fit_work *work) {
-    work->reading = work->fd >= 0 && lseek(work->fd, 0, SEEK_SET) == 0;
+bool fit_work_load(const struct fit_work *work, int64_t record, struct worth_text *text) {
+    off_t at = record + (off_t)sizeof(struct record_head);
+    return read_parts(work->fd, text, &at);
 }

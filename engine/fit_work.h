@@ -1,8 +1,7 @@
-/* The work file of a fit: the texts that were measured, so that they need no memory beside the
- * model and a fit that was interrupted goes on from there, and a lock, so that one process at a
- * time fits a model. It exists from fit_work_open to fit_work_close, or from an interruption to the
- * next fit of the model, and holds at most ENGINE_FIT_FILE_BYTES and the positions of their
- * entries.
+/* The work file of a fit: the texts that were measured, so that one at a time needs memory and a
+ * fit that was interrupted goes on from there, and a lock, so that one process at a time fits a
+ * model. It exists from fit_work_open to fit_work_close, or from an interruption to the next fit of
+ * the model.
  *
  * Records in the order of measuring: a head with the measurement's key and sizes, its arrays as
  * struct worth_text has them, and the SHA-256 of both. Numbers are those of this machine. The first
@@ -21,6 +20,7 @@
 struct fit_work {
     char path[4096];
     int fd;       /* -1: no file */
+    int64_t end;  /* where the next record begins that is taken or kept */
     bool reading; /* there may be records that were not taken yet */
     bool full;    /* a record could not be written */
 };
@@ -39,8 +39,14 @@ bool fit_work_take(struct fit_work *work, const uint8_t key[SHA256_BYTES],
 /* Is the text in the file now? Without room on the disk nothing more is kept, with a warning. */
 bool fit_work_keep(struct fit_work *work, const uint8_t key[SHA256_BYTES],
                    const struct worth_text *text);
-/* The next record to take is the first one. */
-void fit_work_again(struct fit_work *work);
+/* Bytes that the records may have: FIT_WORK_BYTES, but not more than half of what the disk would
+ * have free without them. */
+#define FIT_WORK_BYTES ((size_t)4 << 30)
+size_t fit_work_room(const struct fit_work *work);
+
+/* Reads again the arrays of a text that was taken or kept when `end` was `record`. *text has its
+ * sizes, and arrays for them. */
+bool fit_work_load(const struct fit_work *work, int64_t record, struct worth_text *text);
 
 /* Unlocks the file; `done`: removes it. */
 void fit_work_close(struct fit_work *work, bool done);

@@ -19,15 +19,21 @@ static const double held_out_parts[] = {1.0 / 4, 1.0 / 8, 1.0 / 16};
 /* Some evictions of one text, computed together. */
 struct fit_job {
     struct fit_net *net;
-    const struct worth_text *text;
+    const struct worth_text *texts; /* [text_count] */
+    int text_count;
+    bool (*load)(void *arg, int i); /* as in struct fit_options; NULL */
+    void *load_arg;
+    const struct worth_text *text; /* the one that is evicted from */
     struct cpu_team *team;
     double budget;
     int windows[WINDOWS_MAX], count;
     float *scratch; /* [threads][scratch_each] */
     size_t scratch_each;
-    float *hidden; /* [layers][rows][FIT_WIDTH] */
-    float *rates;  /* [layers][heads][entries] */
-    float *slopes; /* [WINDOWS_MAX][layers][heads][entries] of the windows' losses */
+    float *hidden;   /* [layers][rows][FIT_WIDTH] */
+    float *rates;    /* [layers][heads][entries] */
+    float *slopes;   /* [WINDOWS_MAX][layers][heads][entries] of the windows' losses */
+    float *best;     /* [layers][each] the networks with the lowest held-out loss */
+    double *squares; /* [layers] sums over the inputs of all texts */
     double lost[WINDOWS_MAX], all[WINDOWS_MAX];
     float weight; /* by which slopes are multiplied */
     float speed;
@@ -46,6 +52,12 @@ static const uint16_t *inputs_of(const struct fit_job *job, int64_t layer) {
 
 static float *hidden_of(const struct fit_job *job, int64_t layer) {
     return job->hidden + (size_t)layer * (size_t)fit_net_rows(job->text->entries) * FIT_WIDTH;
+}
+
+/* The job is about texts[i] now. */
+static bool use_text(struct fit_job *job, int i) {
+    job->text = &job->texts[i];
+    return !job->load || job->load(job->load_arg, i);
 }
 
 /* ---- The parts of a step, each over layers or windows ---- */
@@ -140,30 +152,30 @@ static double held_out_loss(struct fit_job *job, double part) {
     return all > 0 ? lost / all : 0;
 }
 
-static double evaluate(struct fit_job *job, const struct worth_text *texts, int count,
-                       bool newest) {
+/* False, as below: a text cannot be loaded. */
+static bool evaluate(struct fit_job *job, bool newest, double *loss) {
     const int parts = sizeof held_out_parts / sizeof held_out_parts[0];
     double sum = 0;
     int n = 0;
-    for (int i = 0; i < count; i += FIT_HELD_OUT, n += parts) {
-        job->text = &texts[i];
+    for (int i = 0; i < job->text_count; i += FIT_HELD_OUT, n += parts) {
+        if (!use_text(job, i)) return false;
         if (newest)
             memset(job->rates, 0, rates_before(job, job->net->layers) * sizeof(float));
         else
             run_parts(job, job->net->layers, compute_rates);
         for (int p = 0; p < parts; p++) sum += held_out_loss(job, held_out_parts[p]);
     }
-    return sum / n;
+    *loss = sum / n;
+    return true;
 }
 
 /* ---- Steps ---- */
 
 /* A text that is not held out, a budget, and windows, ascending. */
-static void draw_job(struct fit_job *job, const struct worth_text *texts, int count,
-                     uint64_t *random) {
+static bool draw_job(struct fit_job *job, uint64_t *random) {
     int i = 0;
-    while (i % FIT_HELD_OUT == 0) i = (int)(splitmix_next(random) % (uint64_t)count);
-    job->text = &texts[i];
+    while (i % FIT_HELD_OUT == 0) i = (int)(splitmix_next(random) % (uint64_t)job->text_count);
+    if (!use_text(job, i)) return false;
     job->budget =
         job->text->tokens * PART_LEAST * pow(PART_MOST / PART_LEAST, fit_random_even(random));
     const int first = first_window(job->text, job->budget), all = job->text->windows - first;
@@ -172,6 +184,7 @@ static void draw_job(struct fit_job *job, const struct worth_text *texts, int co
     for (int c = 0; drawn < job->count; c++)
         if (splitmix_next(random) % (uint64_t)(all - c) < (uint64_t)(job->count - drawn))
             job->windows[drawn++] = first + c;
+    return true;
 }
 
 /* Linear warm-up, then a cosine to 1 %. */
@@ -181,11 +194,10 @@ static float speed_at(int step, int steps) {
                    (0.01 + 0.99 * 0.5 * (1 + cos(3.141592653589793 * step / (double)steps))));
 }
 
-static void step_weights(struct fit_job *job, const struct worth_text *texts, int count, int steps,
-                         uint64_t *random) {
+static bool step_weights(struct fit_job *job, int steps, uint64_t *random) {
     for (int i = 0; i < FIT_ROWS; i++) {
         double lost = 0, all = 0;
-        draw_job(job, texts, count, random);
+        if (!draw_job(job, random)) return false;
         if (job->count == 0) continue;
         run_parts(job, job->net->layers, compute_rates);
         add_losses(job, &lost, &all);
@@ -194,67 +206,87 @@ static void step_weights(struct fit_job *job, const struct worth_text *texts, in
     }
     job->speed = speed_at(job->step, steps);
     run_parts(job, job->net->layers, step_layers);
+    return true;
 }
 
-static int run_steps(const struct fit_options *options, struct fit_job *job,
-                     const struct worth_text *texts, int count, struct fit_result *result) {
-    const size_t numbers = (size_t)job->net->layers * job->net->each;
+static bool run_steps(const struct fit_options *options, struct fit_job *job,
+                      struct fit_result *result) {
+    const size_t bytes = (size_t)job->net->layers * job->net->each * sizeof *job->best;
     const int steps = options->steps > 0 ? options->steps : FIT_STEPS;
-    float *best = mem_try_alloc(numbers, sizeof *best);
     uint64_t random = options->seed ^ 0x666974u;
-    bool goes_on = best != NULL;
+    bool goes_on = true;
     if (options->progress) (void)options->progress(options->arg, 0, steps, INFINITY);
-    result->before = evaluate(job, texts, count, true);
+    if (!evaluate(job, true, &result->before)) return false;
     result->lost = INFINITY;
     for (job->step = 1; job->step <= steps && goes_on; job->step++) {
-        step_weights(job, texts, count, steps, &random);
+        if (!step_weights(job, steps, &random)) return false;
         result->steps = job->step;
         goes_on =
             !options->progress || options->progress(options->arg, job->step, steps, result->lost);
         if (job->step % FIT_EVERY && job->step < steps && goes_on) continue;
-        const double lost = evaluate(job, texts, count, false);
+        double lost;
+        if (!evaluate(job, false, &lost)) return false;
         if (!(lost < result->lost)) {
             goes_on &= job->step - result->best < FIT_PATIENCE;
             continue;
         }
         result->lost = lost;
         result->best = job->step;
-        memcpy(best, job->net->values, numbers * sizeof *best);
+        memcpy(job->best, job->net->values, bytes);
     }
-    if (best && result->best) memcpy(job->net->values, best, numbers * sizeof *best);
-    mem_free(best);
-    return best ? 0 : ERR_NOMEM;
+    if (result->best) memcpy(job->net->values, job->best, bytes);
+    return true;
 }
 
 /* ---- The whole ---- */
 
 /* Inputs become about 1 in size: the root mean square over all texts. */
-static void set_input_scales(struct fit_net *net, const struct worth_text *texts, int count) {
-    for (int l = 0; l < net->layers; l++) {
-        double sum = 0, numbers = 0;
-        for (int i = 0; i < count; i++) {
-            const size_t each = (size_t)texts[i].entries * (size_t)net->d_model;
-            const uint16_t *x = texts[i].x + (size_t)l * each;
+static bool set_input_scales(struct fit_job *job) {
+    const int layers = job->net->layers;
+    double entries = 0;
+    for (int i = 0; i < job->text_count; i++) {
+        if (!use_text(job, i)) return false;
+        const size_t each = (size_t)job->text->entries * (size_t)job->net->d_model;
+        for (int l = 0; l < layers; l++) {
+            const uint16_t *x = inputs_of(job, l);
             for (size_t k = 0; k < each; k++)
-                sum += (double)number_from_bf16(x[k]) * (double)number_from_bf16(x[k]);
-            numbers += (double)each;
+                job->squares[l] += (double)number_from_bf16(x[k]) * (double)number_from_bf16(x[k]);
         }
-        net->scale[l] = sum > 0 ? (float)sqrt(numbers / sum) : 1;
+        entries += job->text->entries;
     }
+    for (int l = 0; l < layers; l++)
+        job->net->scale[l] =
+            job->squares[l] > 0 ? (float)sqrt(entries * job->net->d_model / job->squares[l]) : 1;
+    return true;
 }
 
-static int open_job(struct fit_job *job, const struct worth_text *texts, int count) {
+static int open_job(struct fit_job *job) {
     int most = 0;
-    for (int i = 0; i < count; i++) most = texts[i].entries > most ? texts[i].entries : most;
-    const size_t rates = (size_t)worth_text_stream(texts, texts->layers) * (size_t)most;
-    const size_t hidden = (size_t)job->net->layers * (size_t)fit_net_rows(most) * FIT_WIDTH;
+    for (int i = 0; i < job->text_count; i++)
+        most = job->texts[i].entries > most ? job->texts[i].entries : most;
+    const size_t layers = (size_t)job->net->layers;
+    const size_t rates = (size_t)worth_text_stream(job->texts, job->net->layers) * (size_t)most;
+    const size_t hidden = layers * (size_t)fit_net_rows(most) * FIT_WIDTH;
     job->scratch_each = fit_net_scratch(job->net, most);
     job->scratch =
         mem_try_alloc((size_t)cpu_team_threads(job->team) * job->scratch_each, sizeof(float));
     job->hidden = mem_try_alloc(hidden, sizeof(float));
     job->rates = mem_try_alloc(rates, sizeof(float));
     job->slopes = mem_try_alloc(rates, WINDOWS_MAX * sizeof(float));
-    return job->scratch && job->hidden && job->rates && job->slopes ? 0 : ERR_NOMEM;
+    job->squares = mem_try_alloc(layers, sizeof *job->squares);
+    job->best = mem_try_alloc(layers * job->net->each, sizeof *job->best);
+    return job->scratch && job->hidden && job->rates && job->slopes && job->squares && job->best
+               ? 0
+               : ERR_NOMEM;
+}
+
+static void close_job(struct fit_job *job) {
+    mem_free(job->scratch);
+    mem_free(job->hidden);
+    mem_free(job->rates);
+    mem_free(job->slopes);
+    mem_free(job->squares);
+    mem_free(job->best);
 }
 
 int fit_gates(const struct fit_options *options, const struct worth_text *texts, int count,
@@ -265,24 +297,28 @@ int fit_gates(const struct fit_options *options, const struct worth_text *texts,
         return fault_set(fault, ERR_INVALID, "text",
                          "at least two texts are needed: one of them is only evaluated");
     const float bias = logf((float)texts[0].tokens / 8);
-    struct fit_job job = {.net = net, .team = team};
+    struct fit_job job = {.net = net,
+                          .team = team,
+                          .texts = texts,
+                          .text_count = count,
+                          .load = options->load,
+                          .load_arg = options->arg};
     int rc =
         fit_net_open(net, texts[0].layers, texts[0].heads, texts[0].d_model, bias, options->seed);
-    if (!rc) {
-        net->layer_heads = texts[0].layer_heads;
-        set_input_scales(net, texts, count);
-        rc = open_job(&job, texts, count);
-        if (!rc) rc = run_steps(options, &job, texts, count, result);
-        mem_free(job.scratch);
-        mem_free(job.hidden);
-        mem_free(job.rates);
-        mem_free(job.slopes);
-        net->layer_heads = NULL;
-        if (rc || !result->best) fit_net_close(net);
-    }
     if (rc) return fault_set(fault, rc, "", "no memory for the fit");
-    if (result->best) return 0;
-    return fault_set(fault, ERR_INVALID, "text",
-                     "no gates were found: what the held-out text loses is not a number. Fit to "
-                     "other or longer texts");
+    net->layer_heads = texts[0].layer_heads;
+    rc = open_job(&job);
+    if (rc)
+        fault_set(fault, rc, "", "no memory for the fit");
+    else if (!set_input_scales(&job) || !run_steps(options, &job, result))
+        rc = fault_set(fault, ERR_IO, "out",
+                       "what was measured cannot be read back. Start the fit again");
+    else if (!result->best)
+        rc = fault_set(fault, ERR_INVALID, "text",
+                       "no gates were found: what the held-out text loses is not a number. Fit to "
+                       "other or longer texts");
+    close_job(&job);
+    net->layer_heads = NULL;
+    if (rc) fit_net_close(net);
+    return rc;
 }

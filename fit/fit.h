@@ -21,9 +21,9 @@
 #define FIT_HELD_OUT  8
 #define FIT_ROWS      2
 #define FIT_EVICTIONS 6
-#define FIT_STEPS     400
+#define FIT_STEPS     600
 #define FIT_EVERY     20  /* steps between two evaluations */
-#define FIT_PATIENCE  100 /* steps without a lower held-out loss, after which the fit ends */
+#define FIT_PATIENCE  200 /* steps without a lower held-out loss, after which the fit ends */
 
 struct fit_options {
     int steps; /* at most; 0: FIT_STEPS */
@@ -31,6 +31,9 @@ struct fit_options {
     /* Called before the first step, with 0, and after every step, with the held-out loss so far;
      * false ends the fit after a step. May be NULL. */
     bool (*progress)(void *arg, int step, int steps, double lost);
+    /* Makes the arrays of texts[i] (`at`, `x`, `worths`) valid until the next call; false: they
+     * cannot be read. NULL: those of all texts are valid. */
+    bool (*load)(void *arg, int i);
     void *arg;
 };
 
@@ -43,7 +46,7 @@ struct fit_result {
 
 /* `texts`: `count` >= 2 measurements of one model. *net is closed by the caller after success only.
  * ERR_INVALID: too few texts, or no state of the networks whose held-out loss is a number.
- * ERR_NOMEM. */
+ * ERR_IO: a text could not be loaded. ERR_NOMEM. */
 int fit_gates(const struct fit_options *options, const struct worth_text *texts, int count,
               struct cpu_team *team, struct fit_net *net, struct fit_result *result,
               struct fault *fault);

@@ -191,11 +191,28 @@ size_t worth_text_bytes(const struct model_config *config, int tokens, int entri
            (sizeof(int32_t) + x + (size_t)(tokens / WORTH_WINDOW) * streams * sizeof(float));
 }
 
-void worth_text_close(struct worth_text *text) {
-    mem_free(text->layer_heads);
+int worth_text_alloc(struct worth_text *text) {
+    const size_t entries = (size_t)text->entries;
+    const size_t streams = (size_t)worth_text_stream(text, text->layers);
+    text->at = mem_try_alloc(entries, sizeof *text->at);
+    text->x =
+        mem_try_alloc((size_t)text->layers * entries, (size_t)text->d_model * sizeof *text->x);
+    text->worths = mem_try_alloc(streams * entries, (size_t)text->windows * sizeof *text->worths);
+    return text->at && text->x && text->worths ? 0 : ERR_NOMEM;
+}
+
+void worth_text_free(struct worth_text *text) {
     mem_free(text->at);
     mem_free(text->x);
     mem_free(text->worths);
+    text->at = NULL;
+    text->x = NULL;
+    text->worths = NULL;
+}
+
+void worth_text_close(struct worth_text *text) {
+    worth_text_free(text);
+    mem_free(text->layer_heads);
     *text = (struct worth_text){0};
 }
 
@@ -210,13 +227,7 @@ static int worth_open_text(const struct worth *w, int tokens, struct worth_text 
                                 .entries = entries};
     int rc = worth_layer_heads(c, &text->layer_heads);
     if (rc) return rc;
-    const size_t streams = (size_t)worth_text_stream(text, text->layers);
-    text->at = mem_try_alloc((size_t)entries, sizeof *text->at);
-    text->x = mem_try_alloc((size_t)c->cache_layers * (size_t)entries,
-                            (size_t)c->d_model * sizeof *text->x);
-    text->worths =
-        mem_try_alloc(streams * (size_t)entries, (size_t)text->windows * sizeof *text->worths);
-    return text->at && text->x && text->worths ? 0 : ERR_NOMEM;
+    return worth_text_alloc(text);
 }
 
 /* Every set of positions is equally likely. */

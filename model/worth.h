@@ -39,6 +39,9 @@ int worth_text_stream(const struct worth_text *text, int layer);
 /* The KV heads of the layers of a text, for layer_heads, owned by the caller; NULL: equally many.
  * `out` unchanged: ERR_NOMEM. */
 int worth_layer_heads(const struct model_config *config, int32_t **out);
+/* Allocates the arrays for the sizes of *text; after ERR_NOMEM some may be there. */
+int worth_text_alloc(struct worth_text *text);
+void worth_text_free(struct worth_text *text); /* the arrays alone */
 void worth_text_close(struct worth_text *text);
 /* Bytes of a text's result. */
 size_t worth_text_bytes(const struct model_config *config, int tokens, int entries);

@@ -59,20 +59,25 @@ static bool keep(struct fit_work *work, int number) {
     return kept;
 }
 
+static void expect_sample(const struct worth_text *text, int number) {
+    struct worth_text wanted = sample(number);
+    const size_t worths = 2 * LAYERS * HEADS * ENTRIES;
+    cr_expect_eq(text->windows, 2);
+    cr_expect_arr_eq(text->at, wanted.at, ENTRIES * sizeof *text->at);
+    cr_expect_arr_eq(text->x, wanted.x, LAYERS * ENTRIES * D_MODEL * sizeof *text->x);
+    cr_expect_arr_eq(text->worths, wanted.worths, worths * sizeof *text->worths);
+    worth_text_close(&wanted);
+}
+
 static bool take(struct fit_work *work, int number) {
-    struct worth_text text, wanted = sample(number);
+    struct worth_text text;
     uint8_t key[SHA256_BYTES];
     key_of(number, key);
     const bool taken = fit_work_take(work, key, &most, &text);
     if (taken) {
-        const size_t worths = 2 * LAYERS * HEADS * ENTRIES;
-        cr_expect_eq(text.windows, 2);
-        cr_expect_arr_eq(text.at, wanted.at, ENTRIES * sizeof *text.at);
-        cr_expect_arr_eq(text.x, wanted.x, LAYERS * ENTRIES * D_MODEL * sizeof *text.x);
-        cr_expect_arr_eq(text.worths, wanted.worths, worths * sizeof *text.worths);
+        expect_sample(&text, number);
         worth_text_close(&text);
     }
-    worth_text_close(&wanted);
     return taken;
 }
 
@@ -95,7 +100,8 @@ Test(fit_work, the_heads_of_each_layer_are_those_of_the_model) {
     text.layer_heads = heads;
     cr_assert(fit_work_keep(&work, key, &text));
     text.layer_heads = NULL;
-    fit_work_again(&work);
+    fit_work_close(&work, false);
+    work = open_work();
     cr_assert(fit_work_take(&work, key, &differ, &taken));
     cr_assert_arr_eq(taken.layer_heads, heads, sizeof heads);
     cr_assert_eq(worth_text_stream(&taken, LAYERS), HEADS + 1);
@@ -125,12 +131,34 @@ Test(fit_work, texts_are_read_back_and_the_rest_is_added) {
     cr_expect_neq(access(path, F_OK), 0);
 }
 
-/* Texts leave the memory when they are kept. */
-Test(fit_work, texts_are_read_back_by_the_process_that_kept_them) {
+/* Texts leave the memory when they are kept or taken, and are loaded in any order. */
+Test(fit_work, texts_are_loaded_by_the_process_that_kept_or_took_them) {
+    int64_t records[4];
+    struct worth_text text = sample(0);
     struct fit_work work = open_work();
-    for (int i = 1; i <= 3; i++) cr_expect(keep(&work, i));
-    fit_work_again(&work);
-    for (int i = 1; i <= 3; i++) cr_expect(take(&work, i));
+    cr_assert(keep(&work, 1) && keep(&work, 2));
+    fit_work_close(&work, false);
+    work = open_work();
+    for (int i = 1; i <= 3; i++) {
+        records[i] = work.end;
+        cr_assert(i < 3 ? take(&work, i) : keep(&work, i));
+    }
+    for (int i = 3; i >= 1; i--) {
+        cr_expect(fit_work_load(&work, records[i], &text));
+        expect_sample(&text, i);
+    }
+    cr_expect_not(fit_work_load(&work, work.end, &text), "behind the last record");
+    worth_text_close(&text);
+    fit_work_close(&work, true);
+}
+
+Test(fit_work, has_room_for_records) {
+    write_three();
+    struct fit_work work = open_work();
+    struct stat whole;
+    cr_assert_eq(stat(path, &whole), 0);
+    const size_t room = fit_work_room(&work);
+    cr_expect(room >= (size_t)whole.st_size / 2 && room <= FIT_WORK_BYTES);
     fit_work_close(&work, true);
 }
 
@@ -146,7 +174,8 @@ Test(fit_work, a_full_disk_keeps_what_was_kept_before) {
     cr_expect(keep(&work, 1));
     cr_expect_not(keep(&work, 2));
     cr_expect_not(keep(&work, 3));
-    fit_work_again(&work);
+    fit_work_close(&work, false);
+    work = open_work();
     cr_expect(take(&work, 1));
     cr_expect_not(take(&work, 2));
     fit_work_close(&work, true);

@@ -376,6 +376,60 @@ Test(fit, can_be_ended) {
     for (int i = 0; i < TEXTS; i++) worth_text_close(&texts[i]);
 }
 
+/* Texts whose arrays are elsewhere until they are wanted. */
+struct shelf {
+    const struct worth_text *texts;
+    struct worth_text *loaded; /* share the arrays of the first */
+    int loads, fail_after;
+};
+
+static bool load_from_shelf(void *arg, int i) {
+    struct shelf *shelf = arg;
+    const struct worth_text *from = &shelf->texts[i];
+    struct worth_text *to = &shelf->loaded[i];
+    const size_t entries = (size_t)from->entries, inputs = LAYERS * entries * D_MODEL;
+    if (shelf->loads++ == shelf->fail_after) return false;
+    memcpy(to->at, from->at, entries * sizeof *to->at);
+    memcpy(to->x, from->x, inputs * sizeof *to->x);
+    memcpy(to->worths, from->worths,
+           (size_t)from->windows * LAYERS * HEADS * entries * sizeof *to->worths);
+    return true;
+}
+
+Test(fit, loads_one_text_at_a_time) {
+    struct worth_text texts[TEXTS], loaded[TEXTS];
+    struct shelf shelf = {.texts = texts, .loaded = loaded, .fail_after = -1};
+    struct fit_net net, wanted;
+    struct fit_result result;
+    struct cpu_team *team;
+    struct fault fault = {0};
+    const struct fit_options options = {
+        .steps = 40, .seed = 9, .load = load_from_shelf, .arg = &shelf};
+    for (int i = 0; i < TEXTS; i++) {
+        make_text(&texts[i], (uint64_t)i + 1);
+        loaded[i] = texts[i];
+        if (i == 0) cr_assert_eq(worth_text_alloc(&loaded[0]), 0);
+        loaded[i].at = loaded[0].at;
+        loaded[i].x = loaded[0].x;
+        loaded[i].worths = loaded[0].worths;
+    }
+    fit_texts(texts, 1, options.steps, &wanted, &result);
+    cr_assert_eq(cpu_team_open(1, &team), 0);
+    cr_assert_eq(fit_gates(&options, loaded, TEXTS, team, &net, &result, &fault), 0);
+    cr_expect_eq(memcmp(net.values, wanted.values, LAYERS * net.each * sizeof *net.values), 0);
+    fit_net_close(&net);
+    const int loads = shelf.loads;
+    for (shelf.fail_after = 0; shelf.fail_after < loads; shelf.fail_after += loads / 9) {
+        shelf.loads = 0;
+        cr_assert_eq(fit_gates(&options, loaded, TEXTS, team, &net, &result, &fault), ERR_IO);
+        cr_expect_not_null(strstr(fault.text, "cannot be read back"));
+    }
+    fit_net_close(&wanted);
+    cpu_team_close(team);
+    worth_text_free(&loaded[0]);
+    for (int i = 0; i < TEXTS; i++) worth_text_close(&texts[i]);
+}
+
 Test(fit, too_few_texts_and_lack_of_memory) {
     struct worth_text texts[TEXTS];
     struct fit_net net;
