@@ -70,7 +70,7 @@ test: ## install missing packages, build, run the tests, with sanitizers for all
 	@tools/totals --slowest 10
 
 # Stages of `make check`, some of which compute while others wait. They build what no other stage needs. Load and scale
-# come after them, because a program that computes beside them would slow them down. They mostly wait, so they run at once.
+# come after them, because a program that computes would slow them down. Both mostly wait, so these two run together.
 STAGES := clients kernels arm64 package gpu python long slow tsan agents fuzz training
 STORMS := load scale
 STAGES_AT_ONCE ?= 3

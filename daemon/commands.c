@@ -126,8 +126,9 @@ static int fit_and_measure(const struct config *config, struct fit_command *comm
     if (!command->text_count) rc = fit_use_calibration(command, &fault);
     if (!rc) rc = find_cached(&options, command, cached, work, &fault);
     if (!rc) rc = fit_run(command, &options, stderr, &fitted, &fault);
-    const bool inputs = strncmp(fault.field, "--", 2) == 0 || strcmp(fault.field, "text") == 0 ||
-                        strcmp(fault.field, "out") == 0;
+    const bool inputs = strncmp(fault.field, "--", 2) == 0 ||
+                        strncmp(fault.field, "KEEPD_", 6) == 0 ||
+                        strcmp(fault.field, "text") == 0 || strcmp(fault.field, "out") == 0;
     if (rc) {
         status = start_refuse(inputs ? "cannot fit" : "the model is refused", &fault);
     } else {

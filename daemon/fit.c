@@ -44,8 +44,9 @@ void fit_help(FILE *out) {
         "\n"
         "A fit that was interrupted goes on where it was, as long as model, texts and seed are "
         "the\n"
-        "same: what it has measured is kept in --gates-cache, at most 810 MB, until the gates are\n"
-        "written.\n"
+        "same: what it has measured is kept in --gates-cache until the gates are written. It "
+        "takes\n"
+        "at most 4.3 GB, and at most half of what the disk has free.\n"
         "\n"
         "All options of the daemon that concern the engine apply, such as --threads and\n"
         "--quantization: keepd --help. Serve with: keepd --model MODEL --kv-budget N\n",
@@ -304,10 +305,9 @@ static int fit_find_form(const struct fit_command *command, const struct engine_
 static int fit_test_steps(FILE *log, int *steps, struct fault *fault) {
     const char *name = "KEEPD_TEST_FIT_STEPS", *text = getenv(name);
     uint64_t number = 0;
-    if (text && *text) {
-        if (parse_fit_number(name, text, 10000, &number, fault)) return ERR_INVALID;
+    if (text && *text && parse_fit_number(name, text, 10000, &number, fault)) return ERR_INVALID;
+    if (number)
         fprintf(log, "%s: the fit takes at most %d steps: gates for tests\n", name, (int)number);
-    }
     *steps = (int)number;
     return 0;
 }

@@ -64,8 +64,8 @@ struct engine_fitted {
 };
 
 /* Fits retention gates to the model (fit/fit.h), as it is served with these options, and writes
- * them. Memory: that of the model, one text's cache, and the measurement of one text; without a
- * work file, or where its disk is full, at most ENGINE_FIT_BYTES of measurements.
+ * them. Memory: that of the model, one text's cache, and the measurement of one text. Without a
+ * work file, or where its disk is full, ENGINE_FIT_BYTES of measurements, and up to two texts more.
  * Texts with pictures also take the encoder, and the rows of one text's tiles.
  * On failure fault->field is as in engine_open, or "text" or "out", and nothing is written. */
 #define ENGINE_FIT_BYTES ((size_t)160 << 20)

@@ -40,7 +40,7 @@ struct fitting {
     struct worth_text most;      /* the sizes of a measurement, at most */
     struct worth_text *measured; /* [measured_count] of the first pieces */
     int64_t *records; /* [measured_count] places in the work file, which has the arrays; -1: none */
-    struct worth_text loaded; /* arrays for the largest of those, which they share in turns */
+    struct worth_text loaded; /* arrays that those use in turns, with room for the largest */
     int measured_count, resumed;
     size_t measured_bytes; /* in memory */
     struct fit_work work;
@@ -262,9 +262,10 @@ static int texts_for(int d_model) {
     return wanted < TEXTS_LEAST ? TEXTS_LEAST : wanted < TEXTS_MAX ? wanted : TEXTS_MAX;
 }
 
-/* How many pieces, and entries of each, fit the bound. */
+/* How many pieces, and entries of each, fit the bound. Free memory and disks have no part in it,
+ * so that a fit that was interrupted can go on. */
 static int plan_measurement(struct fitting *f, const struct model_config *config) {
-    const size_t room = f->work.fd >= 0 ? fit_work_room(&f->work) : ENGINE_FIT_BYTES;
+    const size_t room = f->work.fd >= 0 ? FIT_WORK_BYTES : ENGINE_FIT_BYTES;
     const int texts = texts_for(config->d_model);
     const int count = f->piece_count < texts ? f->piece_count : texts;
     for (f->entries = ENTRIES;; f->entries -= 32) {
@@ -273,6 +274,20 @@ static int plan_measurement(struct fitting *f, const struct model_config *config
         if (most >= (size_t)count) return count;
         if (most >= TEXTS_WANTED || f->entries <= ENTRIES_LEAST) return most > 2 ? (int)most : 2;
     }
+}
+
+/* How many of `count` pieces the disk has room for; memory has some where it is full. */
+static int pieces_with_room(const struct fitting *f, const struct model_config *config, int count) {
+    if (f->work.fd < 0) return count;
+    const size_t disk = fit_work_room(&f->work);
+    const size_t room = disk > ENGINE_FIT_BYTES ? disk : ENGINE_FIT_BYTES;
+    const size_t fit = room / worth_text_bytes(config, f->tokens, f->entries);
+    if (fit >= (size_t)count) return count;
+    const int measured = fit > 2 ? (int)fit : 2;
+    log_warn("%d of %d texts will be measured: their measurements may take half of the free disk, "
+             "%zu MB of it, in %s",
+             measured, count, room / 1000000, f->work.path);
+    return measured;
 }
 
 static bool fitting_may_continue(const struct fitting *f, enum engine_fit_work work, int done,
@@ -404,7 +419,8 @@ static int fitting_measure_model(struct fitting *f, struct kern *kern, uint64_t 
         rc = fit_pictures_open(&side, &f->pictures, fault);
     }
     if (!rc) fitting_shuffle(f->pieces, count, random);
-    if (!rc) rc = fitting_measure_pieces(f, worth, config, count, random, fault);
+    const int measured = rc ? 0 : pieces_with_room(f, config, count);
+    if (!rc) rc = fitting_measure_pieces(f, worth, config, measured, random, fault);
     fit_pictures_close(&f->pictures);
     worth_close(worth);
     model_close(model);
@@ -433,7 +449,8 @@ static void use_loaded(struct worth_text *text, const struct worth_text *loaded)
     text->worths = loaded->worths;
 }
 
-/* The text in the file whose arrays were loaded before does without. */
+/* Texts in the file share one set of arrays: this overwrites those of the text that was loaded
+ * before. */
 static bool fitting_load(void *arg, int index) {
     struct fitting *f = arg;
     struct worth_text *text = &f->measured[index];
@@ -487,8 +504,10 @@ static int fit_measured(struct fitting *f, struct engine_fitted *out, struct fau
     struct cpu_team *team;
     struct fit_net net;
     struct fit_result result;
+    bool any = false;
+    for (int i = 0; i < f->measured_count; i++) any = any || f->records[i] >= 0;
     f->loaded = f->most;
-    int rc = worth_text_alloc(&f->loaded);
+    int rc = any ? worth_text_alloc(&f->loaded) : 0;
     if (rc) return fault_set(fault, rc, "", "no memory for a text that was measured");
     rc = cpu_team_open(backend_threads(f->options->threads), &team);
     if (rc) return fault_set(fault, rc, "threads", "%s", err_text(rc));

@@ -240,5 +240,8 @@ bool fit_work_keep(struct fit_work *work, const uint8_t key[SHA256_BYTES],
 
 bool fit_work_load(const struct fit_work *work, int64_t record, struct worth_text *text) {
     off_t at = record + (off_t)sizeof(struct record_head);
-    return read_parts(work->fd, text, &at);
+    errno = 0;
+    if (read_parts(work->fd, text, &at)) return true;
+    log_warn("%s: %s", work->path, errno ? strerror(errno) : "is shorter than it was");
+    return false;
 }

@@ -45,7 +45,8 @@ bool fit_work_keep(struct fit_work *work, const uint8_t key[SHA256_BYTES],
 size_t fit_work_room(const struct fit_work *work);
 
 /* Reads again the arrays of a text that was taken or kept when `end` was `record`. *text has its
- * sizes, and arrays for them. */
+ * sizes, and arrays for them. The digest is not compared again. False, with a warning: the file
+ * cannot be read. */
 bool fit_work_load(const struct fit_work *work, int64_t record, struct worth_text *text);
 
 /* Unlocks the file; `done`: removes it. */

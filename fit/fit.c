@@ -152,7 +152,7 @@ static double held_out_loss(struct fit_job *job, double part) {
     return all > 0 ? lost / all : 0;
 }
 
-/* False, as below: a text cannot be loaded. */
+/* Returns false if a text cannot be loaded, as the functions below do. */
 static bool evaluate(struct fit_job *job, bool newest, double *loss) {
     const int parts = sizeof held_out_parts / sizeof held_out_parts[0];
     double sum = 0;

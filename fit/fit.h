@@ -32,7 +32,7 @@ struct fit_options {
      * false ends the fit after a step. May be NULL. */
     bool (*progress)(void *arg, int step, int steps, double lost);
     /* Makes the arrays of texts[i] (`at`, `x`, `worths`) valid until the next call; false: they
-     * cannot be read. NULL: those of all texts are valid. */
+     * cannot be read. NULL: those of all texts are valid. Sizes and heads always are. */
     bool (*load)(void *arg, int i);
     void *arg;
 };

@@ -1,8 +1,11 @@
 """keepd fit: gates for a model from texts alone, the table of what they lose, and what is refused."""
+import functools
 import json
 import os
 import pathlib
 import re
+import resource
+import signal
 import subprocess
 
 import pytest
@@ -18,6 +21,11 @@ def keepd(*args, **env):
     return subprocess.run([BINARY, *map(str, args)], env={**os.environ, **env}, capture_output=True, text=True, timeout=300)
 
 
+def limit_file_size(size):
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
 def header(path):
     data = pathlib.Path(path).read_bytes()
     size = int.from_bytes(data[:8], "little")
@@ -28,7 +36,7 @@ def header(path):
 def fitted(tmp_path_factory):
     """As users get them, with all steps."""
     folder = tmp_path_factory.mktemp("fit")
-    return folder, keepd("fit", MODEL, "--text", *TEXTS, "--out", folder / "1.safetensors", KEEPD_TEST_FIT_STEPS="")
+    return folder, keepd("fit", MODEL, "--text", *TEXTS, "--threads", 1, "--out", folder / "1.safetensors", KEEPD_TEST_FIT_STEPS="")
 
 
 @pytest.fixture(scope="module")
@@ -142,10 +150,23 @@ def test_refusals(args, message, tmp_path):
 def test_steps_for_tests_are_a_number_and_said(fitted, small, tmp_path):
     out = tmp_path / "g.safetensors"
     run = keepd("fit", small, "--text", TEXTS[0], "--out", out, *SHORT, KEEPD_TEST_FIT_STEPS="1x")
-    assert run.returncode == 78 and "KEEPD_TEST_FIT_STEPS: must be a whole number" in run.stderr and not out.exists()
+    assert run.returncode == 78 and "cannot fit: KEEPD_TEST_FIT_STEPS: must be a whole number" in run.stderr and not out.exists()
     run = keepd("fit", small, "--text", TEXTS[0], "--out", out, *SHORT, KEEPD_TEST_FIT_STEPS="20")
     assert run.returncode == 0 and "fitting 20 of 20" in run.stderr and "at most 20 steps: gates for tests" in run.stderr
     assert "gates for tests" not in fitted[1].stderr
+
+
+def test_the_same_bits_without_a_file_of_measurements(small, tmp_path):
+    """With a file, with one that is full halfway, and with all measurements in memory."""
+    files = []
+    for cache, limit in ((tmp_path / "cache", None), (tmp_path / "full", 2_000_000), ("", None)):
+        files.append(tmp_path / f"{len(files)}.safetensors")
+        args = ["fit", small, "--text", TEXTS[0], "--threads", 1, "--gates-cache", cache, "--out", files[-1], *SHORT]
+        run = subprocess.run([BINARY, *map(str, args)], capture_output=True, text=True, timeout=300,
+                             preexec_fn=limit and functools.partial(limit_file_size, limit))
+        assert run.returncode == 0, run.stderr
+        assert ("stays in memory" in run.stderr) == bool(limit), run.stderr
+    assert len({path.read_bytes() for path in files}) == 1
 
 
 def test_a_file_is_not_overwritten(tmp_path):

@@ -106,6 +106,9 @@ Test(fit_work, the_heads_of_each_layer_are_those_of_the_model) {
     cr_assert_arr_eq(taken.layer_heads, heads, sizeof heads);
     cr_assert_eq(worth_text_stream(&taken, LAYERS), HEADS + 1);
     cr_assert_arr_eq(taken.worths, text.worths, worths * sizeof *text.worths);
+    memset(taken.worths, 0, worths * sizeof *text.worths);
+    cr_assert(fit_work_load(&work, 0, &taken));
+    cr_assert_arr_eq(taken.worths, text.worths, worths * sizeof *text.worths);
     worth_text_close(&taken);
     worth_text_close(&text);
     fit_work_close(&work, true);

@@ -440,7 +440,7 @@ Test(fit, too_few_texts_and_lack_of_memory) {
     for (int i = 0; i < TEXTS; i++) make_text(&texts[i], (uint64_t)i + 1);
     cr_assert_eq(cpu_team_open(1, &team), 0);
     cr_assert_eq(fit_gates(&options, texts, 1, team, &net, &result, &fault), ERR_INVALID);
-    for (int n = 0; n < 10; n++) {
+    for (int n = 0; n < 11; n++) {
         mem_fail_after(n);
         cr_assert_eq(fit_gates(&options, texts, TEXTS, team, &net, &result, &fault), ERR_NOMEM,
                      "%d", n);
