@@ -1,4 +1,5 @@
-/* The memory that this process may still use. Pure but for the files that it reads; any thread. */
+/* The memory and the cores that this process may use. Pure but for the files that it reads; any
+ * thread. */
 #ifndef KEEPD_BASE_AVAILABLE_H
 #define KEEPD_BASE_AVAILABLE_H
 
@@ -11,5 +12,11 @@
 int64_t available_memory(const char *root);
 /* The same without regard to what is in use: the system's memory, or the smallest of the limits. */
 int64_t total_memory(const char *root);
+
+/* Returns a number of cores, at least 1: those that the process's affinity allows, and at most as
+ * many as the control groups around it have processor time for, rounded up (a service's CPUQuota, a
+ * container's limit). Threads beyond it would use up the time of a period together, and then all
+ * wait for the next one. */
+int available_cores(const char *root);
 
 #endif

@@ -278,7 +278,8 @@ const struct option config_options[] = {
      "heads compete, in percent of an even distribution; 100 or more. 0: no maximum, so "
      "answers do not depend on the number of ranks."},
     {"threads", INT, AT(engine.threads), 0, 1024, "0", "N", 0,
-     "Number of compute threads of all replicas. 0: one per core."},
+     "Number of compute threads of all replicas. 0: one for each core that the process may use (by "
+     "its affinity and its CPU quota), and fewer while other programs compute, if that is faster."},
     {"device", CHOICE, AT(engine.device), 0, 0, "auto", "auto|cpu|cuda", 0,
      "Device that computes. auto: a GPU if this build and this machine have one."},
     {"cpu-path", CHOICE, AT(engine.cpu_path), 0, 0, "auto", "auto|reference|portable|neon|avx2|avx512|amx", 0,

@@ -1,6 +1,5 @@
 #include "engine/backend.h"
 
-#include <sched.h>
 #include <string.h>
 
 #include "base/available.h"
@@ -50,19 +49,18 @@ static int64_t device_bytes(const struct backend_options *options) {
 #endif
 
 int backend_threads(int wanted) {
-    cpu_set_t cores;
-    if (wanted > 0) return wanted;
-    return sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
+    return wanted > 0 ? wanted : available_cores("");
 }
 
 /* Every replica gets the same number of threads: sums must not depend on the replica that computes
- * them. */
+ * them. A single one without a number uses fewer threads while other programs compute (team.h). */
 static int open_cpu(const struct backend_options *options, int replica, struct kern **out,
                     struct fault *fault) {
     int threads = backend_threads(options->threads), replicas = replica_count(options);
     const struct cpu_options cpu = {.path = options->cpu_path,
                                     .activations = options->cpu_activations,
-                                    .threads = threads / replicas};
+                                    .threads =
+                                        replicas == 1 ? options->threads : threads / replicas};
     (void)replica;
     if (threads >= replicas) return ranks_open_cpu(&cpu, rank_count(options), out, fault);
     return fault_set(fault, ERR_INVALID, "data-parallel-size",

@@ -26,7 +26,7 @@ static void do_call(void *arg, int worker) {
 
 void ranks_each(struct ranks *ranks, rank_work *work, void *arg) {
     struct call call = {ranks, work, arg};
-    cpu_team_run(ranks->team, do_call, &call);
+    cpu_team_run_on(ranks->team, ranks->count, do_call, &call);
 }
 
 int ranks_error(const struct ranks *ranks, const int *codes) {

@@ -1,5 +1,5 @@
+#include "base/available.h"
 #include "kernels/comm_host.h"
-#include "kernels/cpu/team.h"
 #include "kernels/ranks.h"
 
 struct cpu_ranks {
@@ -19,7 +19,7 @@ int ranks_open_cpu(const struct cpu_options *options, int ranks, struct kern **o
                    struct fault *fault) {
     if (ranks == 1) return cpu_open(options, out, fault);
     struct cpu_ranks all = {.options = *options};
-    int threads = options->threads > 0 ? options->threads : cpu_team_cores();
+    int threads = options->threads > 0 ? options->threads : available_cores("");
     int rc = comm_host_open(ranks, all.comm);
     if (rc)
         return fault_set(fault, rc, "tensor-parallel-size", "no communicator for %d ranks: %s",

@@ -73,3 +73,50 @@ Test(available, version_one) {
     put_file("/sys/fs/cgroup/memory/docker/c08c/memory.stat", "total_rss 0\n");
     cr_assert_eq(available_memory(root), 10 * MIB);
 }
+
+/* The limits have fewer cores than most machines, but one may have a single core. */
+static int at_most_cores(int limit) {
+    const int cores = available_cores("/nowhere");
+    return limit < cores ? limit : cores;
+}
+
+Test(available, cores_without_limits) {
+    cr_assert_geq(available_cores(root), 1);
+    put_file("/proc/self/cgroup", "0::/system.slice/keepd.service\n");
+    put_file("/sys/fs/cgroup/system.slice/keepd.service/cpu.max", "max 100000\n");
+    cr_assert_eq(available_cores(root), available_cores("/nowhere"));
+    put_file("/sys/fs/cgroup/system.slice/keepd.service/cpu.max", "no limit\n");
+    cr_assert_eq(available_cores(root), available_cores("/nowhere"));
+}
+
+/* CPUQuota of a unit, rounded up, and that of the slice around it. */
+Test(available, cores_of_a_service) {
+    put_file("/proc/self/cgroup", "0::/system.slice/keepd.service\n");
+    put_file("/sys/fs/cgroup/system.slice/keepd.service/cpu.max", "150000 100000\n");
+    cr_assert_eq(available_cores(root), at_most_cores(2));
+    put_file("/sys/fs/cgroup/system.slice/cpu.max", "20000 50000\n");
+    cr_assert_eq(available_cores(root), 1);
+}
+
+Test(available, cores_of_a_container) {
+    put_file("/proc/self/cgroup", "0::/\n");
+    put_file("/sys/fs/cgroup/cpu.max", "100000 100000\n");
+    cr_assert_eq(available_cores(root), 1);
+    put_file("/sys/fs/cgroup/cpu.max", "6400000 100000\n");
+    cr_assert_eq(available_cores(root), at_most_cores(64));
+}
+
+Test(available, cores_of_version_one) {
+    put_file("/proc/self/cgroup", "4:cpu,cpuacct:/docker/c08c\n0::/\n");
+    put_file("/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "-1\n");
+    put_file("/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "100000\n");
+    cr_assert_eq(available_cores(root), available_cores("/nowhere"));
+    put_file("/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "90000\n");
+    cr_assert_eq(available_cores(root), 1);
+    put_file("/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "-1\n");
+    put_file("/proc/self/cgroup", "3:cpu:/keepd\n");
+    cr_assert_eq(available_cores(root), available_cores("/nowhere"));
+    put_file("/sys/fs/cgroup/cpu/keepd/cpu.cfs_quota_us", "100000\n");
+    put_file("/sys/fs/cgroup/cpu/keepd/cpu.cfs_period_us", "100000\n");
+    cr_assert_eq(available_cores(root), 1);
+}
