@@ -14,6 +14,11 @@
 #include "engine/engine.h"
 #include "engine/engine_text.h"
 
+/* Repeats of a test without -r. */
+#define REPEATS_LEAST   2
+#define REPEATS_MOST    5
+#define REPEATS_TIME_NS 10000000000
+
 #define JSON_BYTES_MAX ((size_t)64 << 20) /* all rows; a name can be long */
 
 /* ---- Arguments ---- */
@@ -27,7 +32,7 @@ void bench_help(FILE *out) {
         "  -p N,...   lengths of prompts in tokens; 0: none [512]\n"
         "  -n N,...   lengths of answers in tokens; 0: none [128]\n"
         "  -b N,...   numbers of sequences that run at once [1,8]\n"
-        "  -r N       repeats of each test [5]\n"
+        "  -r N       repeats of each test [2 to 5, as many as fit into ten seconds]\n"
         "  --json     print JSON instead of a table\n"
         "\n"
         "All options of the daemon that concern the engine apply, such as --threads, --kv-policy\n"
@@ -88,8 +93,8 @@ static bool is_own(const char *arg) {
 int bench_parse(int argc, char **argv, struct bench_options *options, char **rest,
                 struct fault *fault) {
     int count = 0, rc = 0, first = 2;
-    *options = (struct bench_options){
-        .prompts = {{512}, 1}, .tokens = {{128}, 1}, .batches = {{1, 8}, 2}, .repeats = 5};
+    *options =
+        (struct bench_options){.prompts = {{512}, 1}, .tokens = {{128}, 1}, .batches = {{1, 8}, 2}};
     rest[count++] = argv[0];
     if (argc > 2 && argv[2][0] != '-') {
         rest[count++] = "--model";
@@ -345,12 +350,20 @@ struct table {
     struct buf json;
 };
 
+/* Returns whether a test is repeated once more. Without -r a slow machine has fewer repeats. */
+static bool is_repeated(const struct bench_options *options, int count, int64_t began_ns) {
+    if (options->repeats) return count < options->repeats;
+    return count < REPEATS_LEAST ||
+           (count < REPEATS_MOST && clock_ns() - began_ns < REPEATS_TIME_NS);
+}
+
 static int run_test(struct table *table, const struct test *test, struct fault *fault) {
     const struct engine_info *info = engine_info(table->engine);
     struct figures figures = {0};
     double rate = 0;
     int rc = run_once(table->bench, table->engine, test, &rate, fault);
-    for (int i = 0; i < table->options->repeats && rc == 0; i++) {
+    const int64_t began_ns = clock_ns();
+    while (rc == 0 && is_repeated(table->options, figures.count, began_ns)) {
         rc = run_once(table->bench, table->engine, test, &rate, fault);
         if (rc == 0) figures.rates[figures.count++] = rate;
     }

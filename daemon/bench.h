@@ -28,7 +28,7 @@ struct bench_list {
 
 struct bench_options {
     struct bench_list prompts, tokens, batches; /* -p, -n, -b; a list that is {0}: no such test */
-    int repeats;                                /* -r */
+    int repeats;                                /* -r; 0: as many as fit into a time */
     bool json, help;
 };
 

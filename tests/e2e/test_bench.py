@@ -45,6 +45,12 @@ def test_json_has_every_run():
         assert row["mean"] == pytest.approx(sum(row["rates"]) / 2)
 
 
+def test_without_a_number_there_are_two_to_five_repeats():
+    run = bench(MODEL, "-p", "16", "-n", "0", "-b", "1", "--json", "--threads", "1")
+    assert run.returncode == 0, run.stderr
+    assert 2 <= len(json.loads(run.stdout)[0]["rates"]) <= 5
+
+
 def test_nothing_is_cut_off():
     """Rows of more than a mebibyte are whole, and a table that cannot be written is a failure."""
     name = "n" * 100_000
