@@ -12,9 +12,33 @@
 #include "daemon/fit_start.h"
 #include "daemon/start.h"
 
+/* ---- Commands on one model ---- */
+
+typedef int run_command(const struct config *config, void *own);
+
+/* Runs a command with the options in `rest` that are not its own: `rc` is the result of its parser,
+ * with `fault`. Returns an exit status. */
+static int run_on_model(const char *name, int rc, char **rest, struct fault *fault,
+                        run_command *run, void *own) {
+    struct config config = {0};
+    char more[64];
+    int count = 0;
+    while (!rc && rest[count]) count++;
+    snprintf(more, sizeof more, "%s --help describes the arguments", name);
+    int status = start_load_options(rc, count, rest, more, &config, fault);
+    if (status) return status;
+    start_set_log(&config);
+    start_log_notes(&config);
+    status = start_take_only_model(&config, name, count, rest);
+    if (!status) status = run(&config, own);
+    config_close(&config);
+    return status;
+}
+
 /* ---- keepd bench ---- */
 
-static int measure_rates(const struct config *config, const struct bench_options *tests) {
+static int measure_rates(const struct config *config, void *own) {
+    const struct bench_options *tests = own;
     struct start start = {.bench = bench_open()};
     struct engine *engine = NULL;
     struct fault fault = {0};
@@ -39,22 +63,13 @@ static int measure_rates(const struct config *config, const struct bench_options
 
 int command_bench(int argc, char **argv) {
     char **rest = mem_must_alloc((size_t)argc + 2, sizeof *rest);
-    struct config config = {0};
     struct bench_options tests;
     struct fault fault = {0};
-    int status = EXIT_SUCCESS, count = 0;
-    int rc = bench_parse(argc, argv, &tests, rest, &fault);
-    while (!rc && rest[count]) count++;
+    int status = EXIT_SUCCESS, rc = bench_parse(argc, argv, &tests, rest, &fault);
     if (!rc && tests.help)
         bench_help(stdout);
-    else if (!(status = start_load_options(rc, count, rest, "bench --help describes the arguments",
-                                           &config, &fault))) {
-        start_set_log(&config);
-        start_log_notes(&config);
-        status = start_take_only_model(&config, "bench", count, rest);
-        if (!status) status = measure_rates(&config, &tests);
-    }
-    config_close(&config);
+    else
+        status = run_on_model("bench", rc, rest, &fault, measure_rates, &tests);
     mem_free(rest);
     return status;
 }
@@ -112,7 +127,8 @@ static void warn_hidden(const struct engine_options *options, const struct fit_c
     mem_free(found.tool_template);
 }
 
-static int fit_and_measure(const struct config *config, struct fit_command *command) {
+static int fit_and_measure(const struct config *config, void *own) {
+    struct fit_command *command = own;
     struct start start = {.bench = bench_open()};
     int status = find_model(config, HUB_SERVE, &start), rc = 0;
     const struct engine_options options = start_engine_options(config, &start);
@@ -145,21 +161,13 @@ static int fit_and_measure(const struct config *config, struct fit_command *comm
 
 int command_fit(int argc, char **argv) {
     char **rest = mem_must_alloc((size_t)argc + 2, sizeof *rest);
-    struct config config = {0};
     struct fit_command command;
     struct fault fault = {0};
-    int status = EXIT_SUCCESS, count = 0;
-    int rc = fit_parse(argc, argv, &command, rest, &fault);
-    while (!rc && rest[count]) count++;
+    int status = EXIT_SUCCESS, rc = fit_parse(argc, argv, &command, rest, &fault);
     if (!rc && command.help)
         fit_help(stdout);
-    else if (!(status = start_load_options(rc, count, rest, "fit --help describes the arguments",
-                                           &config, &fault))) {
-        start_set_log(&config);
-        status = start_take_only_model(&config, "fit", count, rest);
-        if (!status) status = fit_and_measure(&config, &command);
-    }
-    config_close(&config);
+    else
+        status = run_on_model("fit", rc, rest, &fault, fit_and_measure, &command);
     mem_free(rest);
     return status;
 }

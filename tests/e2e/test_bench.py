@@ -102,3 +102,9 @@ def test_progress_on_a_terminal_is_one_line_that_is_drawn_again():
     assert drawn and drawn[-1] == "100" and sorted(map(int, drawn)) == list(map(int, drawn))
     assert re.search(r"\r\x1b\[Kloaded 11\.\d MB in \d+\.\d s, \S+ .?B/s\r\n", shown)
     assert "loading weights:" not in shown
+
+
+@pytest.mark.parametrize("command", ["bench", "fit"])
+def test_options_that_change_nothing_are_named(command):
+    run = subprocess.run([BINARY, command, "/nowhere", "--flash-attn", "on"], capture_output=True, text=True, timeout=60)
+    assert run.returncode != 0 and "--flash-attn" in run.stderr and "/nowhere" in run.stderr
