@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -86,6 +87,28 @@ static struct fit_work open_work(void) {
     struct fault fault = {0};
     cr_assert_eq(fit_work_open(&work, path, false, NULL, NULL, &fault), 0, "%s", fault.text);
     return work;
+}
+
+/* Stands for the C library's: the disk of a test. */
+static struct statvfs disk;
+int fstatvfs(int fd, struct statvfs *out) {
+    (void)fd;
+    *out = disk;
+    return 0;
+}
+
+/* The records take half of what would be free without them, so their own bytes do not change how
+ * many texts a fit measures that goes on. */
+Test(fit_work, the_room_is_half_of_the_free_disk) {
+    struct fit_work work = open_work();
+    disk = (struct statvfs){.f_frsize = 4096, .f_bavail = 1000};
+    cr_assert_eq(fit_work_room(&work), 2048000);
+    cr_assert_eq(ftruncate(work.fd, 500 * 4096), 0);
+    disk.f_bavail -= 500;
+    cr_assert_eq(fit_work_room(&work), 2048000);
+    disk.f_bavail = 1 << 30;
+    cr_assert_eq(fit_work_room(&work), FIT_WORK_BYTES);
+    fit_work_close(&work, true);
 }
 
 /* Layers with different numbers of KV heads. */
